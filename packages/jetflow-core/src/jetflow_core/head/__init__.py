@@ -1,0 +1,1 @@
+"""The draft head: its description, weights, files and incremental drafting."""
