@@ -1,4 +1,4 @@
-"""What a draft head is made of: one frozen description, read by every part that builds or checks a head."""
+"""What a draft head is made of: one frozen description that every other part reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class HeadConfig:
     """The shape of a causal parallel draft head and of the target it was trained for.
 
     The fields a published head carries (Qwen3's own plus its ``dflash_config``) all have a
-    place here; the ones below ``# ours`` default to "absent", so that an imported head is unchanged.
+    place here; the ones below ``# ours`` default to "absent", so that an imported head is
+    unchanged.
 
     Raises:
         HeadConfigError: on construction, naming the field, its value and the allowed range.
@@ -33,15 +34,14 @@ class HeadConfig:
     target_layer_ids: tuple[int, ...]
     """Tapped target layers, in the order in which their outputs are concatenated."""
     mask_token_id: int | None
-    """Token whose frozen target embedding fills the slots after the root; None with a learned one."""
-    target_hidden_size: int
+    """Token whose frozen embedding fills the slots after the root; None with a learned mask."""
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1e6
     max_position_embeddings: int = 40960
     causal: bool = True
     """Slot i of a block sees slots <= i (True) or the whole block (False)."""
     draft_shift: bool = False
-    """False: slot d predicts depth d in place, slot 0 predicts nothing. True: slot d predicts depth d + 1."""
+    """False: slot d predicts depth d, slot 0 nothing. True: slot d predicts depth d + 1."""
     # ours
     learned_mask: bool = False
     """The head carries its own mask vector instead of borrowing a token's embedding."""
@@ -57,7 +57,7 @@ class HeadConfig:
     def __post_init__(self) -> None:
         for name in (
             "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
-            "head_dim", "vocab_size", "num_target_layers", "target_hidden_size",
+            "head_dim", "vocab_size", "num_target_layers",
             "max_position_embeddings", "candidates",
         ):  # fmt: skip
             _at_least(name, getattr(self, name), 1)
@@ -77,7 +77,8 @@ class HeadConfig:
             )
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise HeadConfigError(
-                f"mask_token_id {self.mask_token_id} is outside the vocabulary 0..{self.vocab_size - 1}"
+                f"mask_token_id {self.mask_token_id} is outside the vocabulary "
+                f"0..{self.vocab_size - 1}"
             )
         if self.depth_offset_rows not in (0, self.block_size):
             raise HeadConfigError(
@@ -112,7 +113,7 @@ class HeadConfig:
     @property
     def feature_size(self) -> int:
         """Width of the concatenated target features of one token."""
-        return len(self.target_layer_ids) * self.target_hidden_size
+        return len(self.target_layer_ids) * self.hidden_size
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -95,7 +95,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def keys_values(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys (normed, rotated) and values of ``x`` ``[R, T, hidden]``: ``[R, kv_heads, T, dim]``."""
+        """Keys (normed, rotated), values ``[R, kv_heads, T, dim]`` of ``x`` ``[R, T, hidden]``."""
         return rotate(self.k_norm(self._split(self.k_proj(x))), rope), self._split(self.v_proj(x))
 
     def queries(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -134,7 +134,7 @@ class HeadLayer(nn.Module):
     def context_keys_values(
         self, fused: Tensor, rope: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of context rows ``[R, T, hidden]``, which enter without the input norm."""
+        """Keys and values of context rows ``[R, T, hidden]``; they skip the input norm."""
         return self.self_attn.keys_values(fused, rope)
 
     def block_keys_values(

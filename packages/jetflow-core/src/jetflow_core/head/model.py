@@ -22,20 +22,13 @@ KeysValues = tuple[Tensor, Tensor]
 class DraftHead(nn.Module):
     """Weights and the three steps of a draft head: fuse, project the context, run a block.
 
-    Parameter names are those of published heads (``fc``, ``hidden_norm``, ``layers.N...``, ``norm``).
+    Parameter names are those of published heads: ``fc``, ``hidden_norm``, ``layers.N``, ``norm``.
     """
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
-        if config.target_hidden_size != config.hidden_size:
-            # Published heads whose width differs from the target's carry this adapter.
-            self.hidden_dim_adapter: nn.Module | None = _Adapter(config)
-        else:
-            self.hidden_dim_adapter = None
-        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size
-                            if self.hidden_dim_adapter is not None else config.feature_size,
-                            config.hidden_size, bias=False)  # fmt: skip
+        self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(HeadLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -48,10 +41,10 @@ class DraftHead(nn.Module):
         self.path = PathTerm(config) if config.path_rank else None
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Fused context rows ``[..., hidden]`` from target features ``[..., taps * target_hidden]``."""
+        """Fused context rows ``[..., hidden]`` from target features ``[..., taps * hidden]``."""
         config = self.config
         if config.normalize_taps:
-            taps = features.unflatten(-1, (len(config.target_layer_ids), config.target_hidden_size))
+            taps = features.unflatten(-1, (len(config.target_layer_ids), config.hidden_size))
             features = unit_rms(taps, config.rms_norm_eps).flatten(-2)
         fused: Tensor = self.hidden_norm(self.fc(features))
         return fused
@@ -91,7 +84,7 @@ class DraftHead(nn.Module):
         return block
 
     def num_slots(self, depth: int) -> int:
-        """Slots that a block of ``depth`` needs; a bidirectional head always runs its whole block."""
+        """Slots that a block of ``depth`` needs; a bidirectional head runs its whole block."""
         if not self.config.causal:
             return self.config.block_size
         return depth + self.config.first_slot
@@ -124,17 +117,9 @@ class DraftHead(nn.Module):
         return out
 
     def depth_rows(self, hidden: Tensor, depth: int) -> Tensor:
-        """The rows ``[R, depth, hidden]`` of ``run_block``'s result that predict depths 1..depth."""
+        """The rows ``[R, depth, hidden]`` of ``run_block`` that predict depths 1..depth."""
         first = self.config.first_slot
         return hidden[:, first : first + depth]
 
     def _layers(self) -> list[HeadLayer]:
         return [layer for layer in self.layers if isinstance(layer, HeadLayer)]
-
-
-class _Adapter(nn.Module):
-    """Projection of a target's wider or narrower hidden states, as published under this name."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.proj = nn.Linear(config.target_hidden_size, config.hidden_size, bias=False)

@@ -1,0 +1,204 @@
+"""Drafting with a head: incremental keys and values, one block pass a round, candidates out.
+
+Only newly committed rows are projected into the head's cache, and only when a draft is made: rows
+observed in rounds without a draft wait as features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jetflow_tree import Candidates
+from torch import Tensor
+from torch.nn import functional as F
+
+from jetflow_core.head.model import DraftHead
+from jetflow_core.head.path import conditional_table
+
+
+class NonFiniteDraft(ValueError):
+    """The draft head gave logits that are not finite; the message names the request's slot."""
+
+
+class HeadDrafter:
+    """A draft head at work for up to ``num_slots`` requests.
+
+    Args:
+        head: weights, frozen.
+        embedding: the target's embedding ``[vocab, hidden]`` in the head's type and device.
+        lm_head: the target's output matrix ``[vocab, hidden]``, likewise.
+        num_slots: requests that may be drafted for at the same time.
+        capacity: context rows kept for each; also bounded by the head's own position limit.
+
+    Raises:
+        ValueError: the target's matrices do not fit the head.
+    """
+
+    def __init__(
+        self, head: DraftHead, embedding: Tensor, lm_head: Tensor, *, num_slots: int, capacity: int
+    ) -> None:
+        config = head.config
+        wanted = (config.vocab_size, config.hidden_size)
+        for name, matrix in (("embedding", embedding), ("lm_head", lm_head)):
+            if tuple(matrix.shape) != wanted:
+                raise ValueError(
+                    f"the head was made for a target whose {name} is {wanted[0]} x {wanted[1]}; "
+                    f"this target's is {matrix.shape[0]} x {matrix.shape[1]}"
+                )
+        self._head, self._embedding, self._lm_head = head, embedding, lm_head
+        self.max_depth = config.max_depth
+        self._capacity = min(capacity, config.max_position_embeddings)
+        rows = self._capacity + config.block_size
+        shape = (num_slots, config.num_kv_heads, rows, config.head_dim)
+        new = torch.zeros if embedding.device.type == "cpu" else torch.empty
+        self._keys = [embedding.new_empty(0) for _ in head.layers]
+        self._keys = [
+            new(shape, dtype=embedding.dtype, device=embedding.device) for _ in head.layers
+        ]
+        self._values = [torch.zeros_like(keys) for keys in self._keys]
+        self._lengths = [0] * num_slots
+        self._waiting: list[list[Tensor]] = [[] for _ in range(num_slots)]
+        self._candidates = min(config.candidates, config.vocab_size)
+
+    def reset(self, slot: int) -> None:
+        """Forgets the request in ``slot``."""
+        self._lengths[slot] = 0
+        self._waiting[slot] = []
+
+    def context_length(self, slot: int) -> int:
+        """Committed rows observed for ``slot``: always one less than its committed tokens."""
+        return self._lengths[slot] + sum(rows.shape[0] for rows in self._waiting[slot])
+
+    def observe(self, slot: int, tokens: Sequence[int], features: Tensor) -> None:
+        """Takes newly committed rows.
+
+        Args:
+            slot: whose request.
+            tokens: the rows' tokens.
+            features: ``[len(tokens), taps * hidden]``, the target's outputs at these rows.
+        """
+        if features.shape != (len(tokens), self._head.config.feature_size):
+            raise ValueError(
+                f"features have shape {tuple(features.shape)}, expected "
+                f"({len(tokens)}, {self._head.config.feature_size})"
+            )
+        if len(tokens):
+            self._waiting[slot].append(features)
+
+    def depth_left(self, slot: int) -> int:
+        """Deepest draft that the head's own position limit still allows for ``slot``."""
+        return max(0, min(self.max_depth, self._capacity - 1 - self.context_length(slot)))
+
+    @torch.no_grad()
+    def propose(self, slots: Sequence[int], roots: Sequence[int], depth: int) -> list[Candidates]:
+        """Candidates for each slot's next tokens, from one pass of the head.
+
+        Args:
+            slots: requests to draft for.
+            roots: their last committed tokens.
+            depth: deepest depth wanted, 0..max_depth. A slot near the head's position limit gets
+                fewer depths, none at the limit.
+
+        Raises:
+            ValueError: ``depth`` is out of range.
+            NonFiniteDraft: the head's logits hold NaN or infinity.
+        """
+        if not 0 <= depth <= self.max_depth:
+            raise ValueError(f"depth {depth} is out of range: this head drafts 0..{self.max_depth}")
+        reach = [min(depth, self.depth_left(slot)) for slot in slots]
+        live = [i for i, deep in enumerate(reach) if deep > 0]
+        drafts = [Candidates.empty() for _ in slots]
+        if not live:
+            return drafts
+        for i in live:
+            self._absorb(slots[i])
+        deepest = max(reach[i] for i in live)
+        made = self._draft([slots[i] for i in live], [roots[i] for i in live], deepest)
+        for i, candidates in zip(live, made, strict=True):
+            drafts[i] = candidates.truncate(reach[i])
+        return drafts
+
+    def _absorb(self, slot: int) -> None:
+        """Projects the waiting rows of ``slot`` into the cache."""
+        if not self._waiting[slot]:
+            return
+        features = torch.cat(self._waiting[slot])[: self._capacity - self._lengths[slot]]
+        start, count = self._lengths[slot], features.shape[0]
+        positions = torch.arange(start, start + count, device=features.device)[None]
+        fused = self._head.fuse(features.to(self._embedding.dtype)[None])
+        for layer, (k, v) in enumerate(self._head.context_keys_values(fused, positions)):
+            self._keys[layer][slot, :, start : start + count] = k[0]
+            self._values[layer][slot, :, start : start + count] = v[0]
+        self._lengths[slot] = start + count
+        self._waiting[slot] = []
+
+    def _draft(self, slots: list[int], roots: list[int], depth: int) -> list[Candidates]:
+        head, device = self._head, self._embedding.device
+        block = head.block_input(torch.tensor(roots, device=device), self._embedding, depth)
+        lengths = torch.tensor([self._lengths[slot] for slot in slots], device=device)
+        count = block.shape[1]
+        positions = lengths[:, None] + torch.arange(count, device=device)
+        longest = max(self._lengths[slot] for slot in slots)
+        mask = self._mask(lengths, longest, count)
+        hidden = head.run_block(block, positions, self._context(slots, longest), mask)
+        logits = F.linear(head.depth_rows(hidden, depth), self._lm_head).float()
+        return self._candidates_of(slots, roots, logits)
+
+    def _context(self, slots: list[int], longest: int) -> list[tuple[Tensor, Tensor]]:
+        if len(slots) == 1:
+            slot = slots[0]
+            return [(k[slot : slot + 1, :, :longest], v[slot : slot + 1, :, :longest])
+                    for k, v in zip(self._keys, self._values, strict=True)]  # fmt: skip
+        rows = torch.tensor(slots, device=self._embedding.device)
+        return [(k[rows, :, :longest], v[rows, :, :longest])
+                for k, v in zip(self._keys, self._values, strict=True)]  # fmt: skip
+
+    def _mask(self, lengths: Tensor, longest: int, count: int) -> Tensor:
+        """Bool ``[R, 1, count, longest + count]``: own context, then the in-block mask."""
+        requests = lengths.shape[0]
+        context = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        context = context[:, None, None].expand(requests, 1, count, longest)
+        block = self._head.block_mask(count, lengths.device).expand(requests, 1, count, count)
+        return torch.cat([context, block], dim=-1)
+
+    def _candidates_of(
+        self, slots: list[int], roots: list[int], logits: Tensor
+    ) -> list[Candidates]:
+        """Top candidates ``[R, D, K]`` of each depth with their conditional table."""
+        total = logits.logsumexp(-1, keepdim=True)
+        if not torch.isfinite(total).all():
+            bad = [slot for slot, ok in zip(slots, torch.isfinite(total).flatten(1).all(1).tolist(),
+                                            strict=True) if not ok]  # fmt: skip
+            raise NonFiniteDraft(f"the draft head gave logits that are not finite (slots {bad})")
+        if self._head.path is None:
+            best, tokens = logits.topk(self._candidates, dim=-1)
+            table = (best - total).unsqueeze(2)
+        else:
+            tokens, table = self._path_candidates(roots, logits, total)
+        tokens_cpu, table_cpu = tokens.cpu().numpy(), table.double().cpu().numpy()
+        return [Candidates(tokens=tokens_cpu[i], log_probs=table_cpu[i]) for i in range(len(slots))]
+
+    def _path_candidates(
+        self, roots: list[int], logits: Tensor, total: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens ``[R, D, K]`` and the table ``[R, D, K, K]`` of a head with a path term.
+
+        Depth 1's parent is known: its distribution is exact over the whole vocabulary. Deeper
+        candidates are the best of the depth's own logits, scored for each parent candidate.
+        """
+        path = self._head.path
+        assert path is not None
+        root_tokens = torch.tensor(roots, device=logits.device)
+        root_vectors = path.parent_vectors(self._embedding[root_tokens])
+        first = logits[:, 0] + path.bias(root_vectors).float()
+        first_best, first_tokens = first.topk(self._candidates, dim=-1)
+        first_table = first_best - first.logsumexp(-1, keepdim=True)
+        width = self._candidates
+        first_table = first_table[:, None, None].expand(-1, 1, width, width)
+        best, tokens = logits[:, 1:].topk(width, dim=-1)
+        tokens = torch.cat([first_tokens[:, None], tokens], dim=1)
+        parents = path.parent_vectors(self._embedding[tokens[:, :-1]])
+        bias = path.candidate_bias(parents, tokens[:, 1:]).float()
+        deeper = conditional_table(best - total[:, 1:], bias)
+        return tokens, torch.cat([first_table, deeper], dim=1).clamp(max=0.0)
