@@ -12,6 +12,7 @@ from jetflow_core.embedded.locate import (
     EmbeddedTargetError,
     Report,
     find_gguf,
+    quiet,
     require_gguf_reader,
 )
 from jetflow_core.embedded.store import default_cache_dir, ensure_folder, is_complete
@@ -54,6 +55,6 @@ def embedded_target(cache_dir: Path | None = None, *, report: Report | None = No
     from jetflow_core.embedded.convert import convert
 
     def write(partial: Path) -> None:
-        convert(source, partial, report=report)
+        convert(source, partial, report or quiet)
 
     return ensure_folder(folder, write)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGUFReader
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from jetflow_core.embedded.locate import Report, verify_gguf
@@ -17,7 +19,7 @@ Metadata = Mapping[str, Any]
 """The key-value pairs of a GGUF file, as Python values."""
 
 
-def convert(source: Path, folder: Path, *, report: Report | None = None) -> None:
+def convert(source: Path, folder: Path, report: Report) -> None:
     """Fills `folder` with the model of `source`: bf16 weights, configuration, tokenizer.
 
     Args:
@@ -27,27 +29,31 @@ def convert(source: Path, folder: Path, *, report: Report | None = None) -> None
 
     Raises:
         EmbeddedTargetError: The file is not the known one.
+        OSError: The folder cannot be written.
     """
-    say = report if report is not None else _quiet
-    say(f"checking {source.name}")
+    report(f"checking {source.name}")
     verify_gguf(source)
-    say("reading the GGUF file (converted once, about 10 s in all)")
-    reader = GGUFReader(str(source))
+    report("reading the GGUF file (converted once, about 10 s in all)")
+    write_folder(GGUFReader(str(source)), folder, report)
+
+
+def write_folder(reader: GGUFReader, folder: Path, report: Report) -> None:
+    """Fills `folder` with the model of an open GGUF file, whatever its checksum."""
     metadata = read_metadata(reader)
-    say(f"de-quantising {len(reader.tensors)} tensors to bf16")
+    report(f"de-quantising {len(reader.tensors)} tensors to bf16")
     tensors = state_dict(
         reader,
         heads=metadata["llama.attention.head_count"],
         kv_heads=metadata["llama.attention.head_count_kv"],
     )
-    # The format entry is what transformers asks of a safetensors file.
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    say("writing the configuration and the tokenizer")
+    write_tensors(folder / "model.safetensors", tensors)
+    report("writing the configuration and the tokenizer")
     _write_json(folder / "config.json", model_config(metadata))
     # safetensors makes its file private to the user; a cache may be shared.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     _write_json(folder / "generation_config.json", generation_config(metadata))
-    build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    tokenizer = build_tokenizer(metadata).to_str(pretty=True)
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_json(folder / "tokenizer_config.json", tokenizer_settings(metadata))
 
 
@@ -102,10 +108,20 @@ def _decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes a safetensors file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    try:
+        # The format entry is what transformers asks of a safetensors file.
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # A full disk should look the same whoever was writing.
+        raise OSError(f"{path}: {error}") from error
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
-
-
-def _quiet(line: str) -> None:
-    del line

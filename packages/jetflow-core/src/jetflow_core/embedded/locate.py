@@ -15,6 +15,11 @@ Report = Callable[[str], None]
 """Receives one line of text a step; the library itself never prints."""
 
 
+def quiet(line: str) -> None:
+    """Takes a line of progress and shows it to nobody."""
+    del line
+
+
 class EmbeddedTargetError(ValueError):
     """The embedded target cannot be provided; the message says what to do about it."""
 

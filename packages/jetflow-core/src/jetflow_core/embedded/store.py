@@ -100,7 +100,9 @@ def _remove_stale(root: Path) -> None:
 
 
 def _remove(path: Path) -> None:
+    # Clearing up must not hide why it was needed: what cannot be removed stays as stale.
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        return
+    with suppress(OSError):
+        path.unlink()
