@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jetflow_tree import Candidates
 from torch import Tensor
@@ -19,6 +20,10 @@ from jetflow_core.head.path import conditional_table
 
 class NonFiniteDraft(ValueError):
     """The draft head gave logits that are not finite; the message names the request's slot."""
+
+
+def _nothing() -> Candidates:
+    return Candidates.marginal(np.zeros((0, 0), dtype=np.int64), np.zeros((0, 0)))
 
 
 class HeadDrafter:
@@ -61,8 +66,8 @@ class HeadDrafter:
         self._waiting: list[list[Tensor]] = [[] for _ in range(num_slots)]
         self._candidates = min(config.candidates, config.vocab_size)
 
-    def reset(self, slot: int) -> None:
-        """Forgets the request in ``slot``."""
+    def begin(self, slot: int, prompt: Sequence[int]) -> None:
+        """Forgets what was in ``slot``; the new request's rows arrive through ``observe``."""
         self._lengths[slot] = 0
         self._waiting[slot] = []
 
@@ -108,7 +113,7 @@ class HeadDrafter:
             raise ValueError(f"depth {depth} is out of range: this head drafts 0..{self.max_depth}")
         reach = [min(depth, self.depth_left(slot)) for slot in slots]
         live = [i for i, deep in enumerate(reach) if deep > 0]
-        drafts = [Candidates.empty() for _ in slots]
+        drafts = [_nothing() for _ in slots]
         if not live:
             return drafts
         for i in live:

@@ -178,7 +178,7 @@ def _rope_theta(options: _Options) -> float:
 
 
 def _causal(options: _Options) -> bool:
-    """The in-block mask under any of its published names; when silent, bidirectional as in DFlash."""
+    """The in-block mask under any published name; silence means bidirectional, as in DFlash."""
     said = {
         name: bool(options.get(name))
         for name in ("causal_head", "causal", "is_causal")

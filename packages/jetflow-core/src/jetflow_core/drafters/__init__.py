@@ -1,0 +1,1 @@
+"""Drafters besides the head: none at all, and probes that test an engine."""

@@ -1,0 +1,57 @@
+"""Whether a head belongs to a target, from sizes and vocabulary, before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Protocol
+
+from jetflow_core.head.checkpoint import LoadedHead
+from jetflow_core.target import Target
+
+
+class HeadMismatch(ValueError):
+    """The head was made for another target; the message holds both values."""
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that a fingerprint needs."""
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Token strings and their ids."""
+
+
+def tokenizer_fingerprint(tokenizer: Vocabulary) -> str:
+    """SHA-256 of the vocabulary in order of id; the same for every version of the libraries."""
+    ordered = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    text = "\n".join(f"{index}\t{token}" for index, token in ordered)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def check_fit(head: LoadedHead, target: Target) -> None:
+    """Compares what the head says of its target with the target at hand.
+
+    Raises:
+        HeadMismatch: naming what differs, with both values.
+    """
+    config = head.config
+    pairs = (
+        ("hidden size", config.hidden_size, target.hidden_size),
+        ("vocabulary", config.vocab_size, target.vocab_size),
+        ("number of layers", config.num_target_layers, target.num_layers),
+    )
+    for what, wanted, found in pairs:
+        if wanted != found:
+            raise HeadMismatch(
+                f"the head at {head.path} was made for a target whose {what} is {wanted}; "
+                f"this target's is {found}"
+            )
+    wanted_hash = head.info.tokenizer_sha256
+    if wanted_hash is None or target.tokenizer_source is None:
+        return
+    found_hash = tokenizer_fingerprint(target.tokenizer)
+    if wanted_hash != found_hash:
+        raise HeadMismatch(
+            f"the head at {head.path} was made for a tokenizer with fingerprint "
+            f"{wanted_hash[:12]}; this target's is {found_hash[:12]}"
+        )

@@ -1,0 +1,1 @@
+"""How deep to draft and how large a tree to verify."""
