@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
-from jetflow_tree.tree import Tree
+from jetflow_tree import Tree, ancestor_matrix
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -146,7 +146,7 @@ class CachedSession:
                 for slot, tree in zip(slots, trees, strict=True)
             ]
         )
-        visible = [_ancestors(tree) for tree in trees]
+        visible = [torch.from_numpy(ancestor_matrix(tree)) for tree in trees]
         hidden, features = self._run(slots, visible, tokens, positions)
         logits = self.target.logits(hidden)
         for slot, tree in zip(slots, trees, strict=True):
@@ -270,11 +270,3 @@ def _check_path(rows: Sequence[int], parents: NDArray[np.int32]) -> None:
             raise ValueError(
                 f"committed rows {list(rows)} are no path: row {row} is not a child of {parent}"
             )
-
-
-def _ancestors(tree: Tree) -> Tensor:
-    visible = torch.eye(tree.num_nodes, dtype=torch.bool)
-    for row, parent in enumerate(tree.parents.tolist()):
-        if row:
-            visible[row] |= visible[parent]
-    return visible

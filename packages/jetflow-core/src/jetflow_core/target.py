@@ -1,6 +1,7 @@
 """A frozen transformers causal LM that runs whole trees."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -58,11 +59,13 @@ class Target:
             ValueError: Nothing loadable at `source`, or the checkpoint lacks weights.
         """
         source = str(source)
+        _check_folder(source)
         dtype = default_dtype(device) if dtype is None else dtype
-        try:
+        with _one_line(source):
             config = AutoConfig.from_pretrained(source)
-            check_supported(config)
-            _checked_taps(taps, config.num_hidden_layers)
+        check_supported(config)
+        _checked_taps(taps, config.num_hidden_layers)
+        with _one_line(source):
             model, report = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -70,9 +73,6 @@ class Target:
                 attn_implementation=IMPLEMENTATION,
                 output_loading_info=True,
             )
-        except (OSError, SafetensorError) as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise ValueError(f"cannot load a target from {source!r}: {first_line}") from error
         wrong = sorted({*report["missing_keys"], *map(str, report["mismatched_keys"])})
         if wrong:
             raise ValueError(
@@ -224,3 +224,20 @@ def _checked_taps(taps: Sequence[int], num_layers: int) -> tuple[int, ...]:
         if not 0 <= tap < num_layers:
             raise ValueError(f"tap {tap} is no layer of a model with layers 0 to {num_layers - 1}")
     return tuple(taps)
+
+
+def _check_folder(source: str) -> None:
+    path = Path(source)
+    is_path = path.is_absolute() or source.startswith(".") or path.exists()
+    # transformers would take the path for a name on the hub, and complain about its spelling.
+    if is_path and not (path / "config.json").is_file():
+        raise ValueError(f"cannot load a target from {source!r}: no config.json there")
+
+
+@contextmanager
+def _one_line(source: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ValueError(f"cannot load a target from {source!r}: {first_line}") from error
