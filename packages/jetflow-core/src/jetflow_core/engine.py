@@ -78,7 +78,7 @@ class Generation:
 
     @property
     def tau(self) -> float:
-        """Tokens per round: tokens / rounds, where a round gives its accepted tokens and one more."""
+        """Tokens per round: tokens / rounds; a round gives its accepted tokens and one more."""
         return len(self.tokens) / len(self.rounds) if self.rounds else 0.0
 
 

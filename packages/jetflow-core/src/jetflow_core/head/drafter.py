@@ -63,17 +63,18 @@ class HeadDrafter:
         ]
         self._values = [torch.zeros_like(keys) for keys in self._keys]
         self._lengths = [0] * num_slots
+        self._seen = [0] * num_slots
         self._waiting: list[list[Tensor]] = [[] for _ in range(num_slots)]
         self._candidates = min(config.candidates, config.vocab_size)
 
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
         """Forgets what was in ``slot``; the new request's rows arrive through ``observe``."""
-        self._lengths[slot] = 0
+        self._lengths[slot] = self._seen[slot] = 0
         self._waiting[slot] = []
 
     def context_length(self, slot: int) -> int:
         """Committed rows observed for ``slot``: always one less than its committed tokens."""
-        return self._lengths[slot] + sum(rows.shape[0] for rows in self._waiting[slot])
+        return self._seen[slot]
 
     def observe(self, slot: int, tokens: Sequence[int], features: Tensor) -> None:
         """Takes newly committed rows.
@@ -88,8 +89,12 @@ class HeadDrafter:
                 f"features have shape {tuple(features.shape)}, expected "
                 f"({len(tokens)}, {self._head.config.feature_size})"
             )
-        if len(tokens):
+        self._seen[slot] += len(tokens)
+        if self.depth_left(slot):
             self._waiting[slot].append(features)
+        else:
+            # Past the head's reach no draft will ever read them.
+            self._waiting[slot] = []
 
     def depth_left(self, slot: int) -> int:
         """Deepest draft that the head's own position limit still allows for ``slot``."""
@@ -128,7 +133,7 @@ class HeadDrafter:
         """Projects the waiting rows of ``slot`` into the cache."""
         if not self._waiting[slot]:
             return
-        features = torch.cat(self._waiting[slot])[: self._capacity - self._lengths[slot]]
+        features = torch.cat(self._waiting[slot])
         start, count = self._lengths[slot], features.shape[0]
         positions = torch.arange(start, start + count, device=features.device)[None]
         fused = self._head.fuse(features.to(self._embedding.dtype)[None])
