@@ -44,6 +44,7 @@ BAD = [
     ("stop", "x", "tuple of strings"),
     ("stop", ("",), "non-empty"),
     ("stop", (b"x",), "non-empty strings"),
+    ("stop", ("a\ufffd",), "U+FFFD"),
     ("stop", 5, "tuple of strings"),
     ("ignore_eos", 1, "True or False"),
     ("seed", -1, "from 0 to"),

@@ -226,4 +226,8 @@ def _checked_stop(stop: object) -> tuple[str, ...]:
     for word in stop:
         if not isinstance(word, str) or not word:
             raise ValueError(f"stop must hold non-empty strings, got {word!r}")
+        if "\ufffd" in word:
+            raise ValueError(
+                f"stop must not hold U+FFFD, which stands for bytes that are no text, got {word!r}"
+            )
     return tuple(stop)
