@@ -1,0 +1,104 @@
+"""Many blocks of many sequences in one pass of the draft head.
+
+Queries are the slots of all blocks; a slot sees the context strictly before its block's anchor in
+the same sequence, and its own block. Each block's result equals ``DraftHead.run_block`` on the
+context cut before the anchor.
+"""
+
+from __future__ import annotations
+
+import torch
+from jetflow_core.head.layers import HeadLayer, rotary
+from jetflow_core.head.model import DraftHead
+from torch import Tensor
+
+
+def run_blocks(
+    head: DraftHead,
+    features: Tensor,
+    embedding: Tensor,
+    tokens: Tensor,
+    documents: Tensor,
+    positions: Tensor,
+    anchors: Tensor,
+) -> Tensor:
+    """Rows that predict depths 1.. of every block.
+
+    Args:
+        head: the draft head.
+        features: ``[R, T, taps * hidden]`` of the target.
+        embedding: the target's embedding ``[V, hidden]``.
+        tokens: int64 ``[R, T]``.
+        documents: int64 ``[R, T]``, the sequence of each column.
+        positions: int64 ``[R, T]``.
+        anchors: int64 ``[R, A]``, columns of the roots.
+
+    Returns:
+        ``[R, A, depth, hidden]``, ready for the target's lm_head.
+    """
+    config = head.config
+    rows, count = anchors.shape
+    depth = config.max_depth
+    slots = head.num_slots(depth)
+    roots = tokens.gather(1, anchors).flatten()
+    block = head.block_input(roots, embedding, depth).view(rows, count * slots, -1)
+    steps = torch.arange(slots, device=anchors.device)
+    places = (positions.gather(1, anchors)[:, :, None] + steps).flatten(1)
+    rope = rotary(places, config.head_dim, config.rope_theta, block.dtype)
+    visible = context_mask(documents, anchors)
+    own = head.block_mask(slots, anchors.device)
+    context = head.context_keys_values(head.fuse(features), positions)
+    layers = [layer for layer in head.layers if isinstance(layer, HeadLayer)]
+    for layer, (keys, values) in zip(layers, context, strict=True):
+        q, k, v = layer.block_keys_values(block, rope)
+        attended = block_attention(q, (k, v), (keys, values), visible, own)
+        block = layer.finish(block, attended)
+    hidden: Tensor = head.norm(block).view(rows * count, slots, -1)
+    return head.depth_rows(hidden, depth).unflatten(0, (rows, count))
+
+
+def context_mask(documents: Tensor, anchors: Tensor) -> Tensor:
+    """Bool ``[R, A, T]``: the context columns that each block sees."""
+    columns = torch.arange(documents.shape[1], device=documents.device)
+    same = documents[:, None, :] == documents.gather(1, anchors)[:, :, None]
+    return same & (columns < anchors[:, :, None])
+
+
+def block_attention(
+    q: Tensor,
+    block: tuple[Tensor, Tensor],
+    context: tuple[Tensor, Tensor],
+    visible: Tensor,
+    own: Tensor,
+) -> Tensor:
+    """Attention of every block over its context and itself, one softmax over both.
+
+    Args:
+        q: ``[R, heads, A * S, dim]``.
+        block: keys and values ``[R, kv_heads, A * S, dim]`` of the blocks.
+        context: keys and values ``[R, kv_heads, T, dim]``.
+        visible: bool ``[R, A, T]`` from ``context_mask``.
+        own: bool ``[S, S]``.
+
+    Returns:
+        ``[R, A * S, heads * dim]``.
+    """
+    (k, v), (keys, values) = block, context
+    rows, heads, _, dim = q.shape
+    kv_heads, count, slots = k.shape[1], visible.shape[1], own.shape[0]
+    groups = heads // kv_heads
+    # [R, kv_heads, A, groups * S, dim]: all queries that read the same keys side by side.
+    q = q.view(rows, kv_heads, groups, count, slots, dim).transpose(2, 3).flatten(3, 4)
+    q = q * dim**-0.5
+    k, v = (x.unflatten(2, (count, slots)) for x in (k, v))
+    far = (q.flatten(2, 3) @ keys.transpose(-1, -2)).unflatten(2, (count, groups * slots))
+    near = q @ k.transpose(-1, -2)
+    far = far.masked_fill(~visible[:, None, :, None, :], float("-inf"))
+    near = near.masked_fill(~own.repeat(groups, 1), float("-inf"))
+    # A slot always sees itself, so the maximum is finite. It cancels, hence no gradient.
+    top = torch.maximum(far.amax(-1, keepdim=True), near.amax(-1, keepdim=True)).detach()
+    far, near = (far - top).exp(), (near - top).exp()
+    total = far.sum(-1, keepdim=True) + near.sum(-1, keepdim=True)
+    mixed = (far.flatten(2, 3) @ values).unflatten(2, (count, groups * slots)) + near @ v
+    mixed = (mixed / total).unflatten(3, (groups, slots))
+    return mixed.permute(0, 2, 4, 1, 3, 5).reshape(rows, count * slots, heads * dim)

@@ -1,0 +1,181 @@
+"""Commands of jetflow-train. Everything heavy is imported inside the function that needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+Files = Annotated[list[Path], Parameter(consume_multiple=True)]
+Folders = Annotated[list[Path], Parameter(consume_multiple=True)]
+Numbers = Annotated[list[float], Parameter(consume_multiple=True)]
+
+data = App(name="data", help="Make training data: let the target answer prompts.")
+
+
+@data.command
+def regenerate(
+    *,
+    target: Path,
+    prompts: Files,
+    out: Path,
+    temperatures: Numbers | None = None,
+    max_new_tokens: int = 160,
+    max_prompt_tokens: int = 512,
+    rows: int = 2048,
+    limit: int | None = None,
+    max_seconds: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Let the target answer prompts; a folder that is partly there is completed.
+
+    Args:
+        target: Folder of the target (transformers format, with tokenizer and chat template).
+        prompts: JSONL files with the key `prompt`.
+        out: Data folder to write.
+        temperatures: Each prompt is answered once at each; 0 is greedy. Default 0 0.7 0.8.
+        max_new_tokens: Longest answer.
+        max_prompt_tokens: Longer prompts are skipped.
+        rows: Sequences decoded at once.
+        limit: Prompts taken from each file.
+        max_seconds: Start nothing new after this time.
+        seed: Of order and sampling.
+    """
+    from jetflow_train.regenerate import RegenerateConfig
+    from jetflow_train.run import run_regenerate
+
+    config = RegenerateConfig(
+        temperatures=tuple(temperatures) if temperatures else (0.0, 0.7, 0.8),
+        max_new_tokens=max_new_tokens,
+        max_prompt_tokens=max_prompt_tokens,
+        rows=rows,
+        seed=seed,
+    )
+    manifest = run_regenerate(
+        target, prompts, out, config, limit=limit, max_seconds=max_seconds, report=say
+    )
+    tokens = sum(entry["tokens"] for entry in manifest["shards"])
+    say(f"{manifest['jobs']}, {tokens:,} tokens with prompts, complete: {manifest['complete']}")
+
+
+train = App(name="train", help="Train a draft head on what its target wrote.")
+
+
+@train.default
+def train_head(
+    *,
+    target: Path,
+    data: Folders,
+    out: Path,
+    max_minutes: float | None = None,
+    max_steps: int | None = None,
+    evaluate: Files | None = None,
+    evaluate_prompts: int = 128,
+    resume: bool = False,
+    layers: int = 3,
+    block_size: int = 16,
+    path_rank: int = 128,
+    rows: int = 32,
+    width: int = 512,
+    anchors: int = 80,
+    chunks: int = 4,
+    learning_rate: float = 1.5e-3,
+    path_learning_rate: float = 3e-3,
+    gamma: float = 4.0,
+    seed: int = 0,
+) -> None:
+    """Train a head; the schedule ends with the horizon, whatever the machine's speed.
+
+    Args:
+        target: Folder of the target.
+        data: Data folders that this target wrote.
+        out: Run folder: state, metrics, `head` and `head-8bit`.
+        max_minutes: Horizon in time (without the first, compiling step).
+        max_steps: Horizon in steps, instead of `max_minutes`.
+        evaluate: JSONL prompt files, each its own held-out set.
+        evaluate_prompts: Prompts taken from each of them.
+        resume: Go on with the run in `out`.
+        layers: Layers of the head.
+        block_size: Slots of a block, the root's included.
+        path_rank: Rank of the path term; 0 leaves it out.
+        rows: Packed rows a step.
+        width: Tokens of a row.
+        anchors: Blocks a row.
+        chunks: Pieces of the loss; more need less memory.
+        learning_rate: Peak rate of the head.
+        path_learning_rate: Peak rate of the path term.
+        gamma: Depth d weighs exp(-(d - 1) / gamma).
+        seed: Of everything random.
+    """
+    from jetflow_train.run import HeadChoice, run_train
+    from jetflow_train.schedule import Horizon
+    from jetflow_train.trainer import TrainConfig
+
+    head = run_train(
+        target,
+        data,
+        out,
+        TrainConfig(
+            rows=rows,
+            width=width,
+            anchors=anchors,
+            chunks=chunks,
+            learning_rate=learning_rate,
+            path_learning_rate=path_learning_rate,
+            gamma=gamma,
+            seed=seed,
+        ),
+        HeadChoice(num_layers=layers, block_size=block_size, path_rank=path_rank),
+        Horizon(minutes=max_minutes, steps=max_steps),
+        eval_sets={path.stem: [path] for path in evaluate or []},
+        eval_limit=evaluate_prompts,
+        resume=resume,
+        report=say,
+    )
+    say(f"head: {head}")
+
+
+def evaluate_head(*, target: Path, head: Path, prompts: Files, limit: int = 128) -> None:
+    """Tau of a stored head, walked offline over greedy answers to held-out prompts.
+
+    Args:
+        target: Folder of the target.
+        head: Folder of the head.
+        prompts: JSONL prompt files, each its own set.
+        limit: Prompts taken from each.
+    """
+    from jetflow_train.run import run_evaluate
+
+    run_evaluate(target, head, {path.stem: [path] for path in prompts}, limit=limit, report=say)
+
+
+def smoke(*, target: Path, prompts: Files, out: Path, seconds: float = 10.0) -> None:
+    """Run every phase for a few seconds at the default training shapes.
+
+    Args:
+        target: Folder of the target.
+        prompts: JSONL prompt files.
+        out: An empty folder.
+        seconds: Training time.
+    """
+    from jetflow_train.smoke import run_smoke
+    from jetflow_train.trainer import TrainConfig
+
+    run_smoke(target, prompts, out, TrainConfig(), seconds=seconds, report=say)
+
+
+def say(text: str) -> None:
+    """One line of progress on standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """The package's own command, for machines without the `jetflow` one."""
+    app = App(name="jetflow-train")
+    app.command(data)
+    app.command(train)
+    app.command(evaluate_head, name="evaluate")
+    app.command(smoke)
+    app()

@@ -1,0 +1,137 @@
+"""Rows of packed sequences, and the anchors drawn in them.
+
+Nothing here keeps state: the rows of an epoch depend on (seed, epoch), the anchors of a row on
+(seed, step, row). A run that is resumed anywhere therefore sees what it would have seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jetflow_train.draws import ANCHORS, EPOCH_ORDER, generator
+from jetflow_train.shards import Corpus
+
+OPEN_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step's rows, as host arrays of fixed shapes.
+
+    Attributes:
+        tokens: int64 ``[R, T]``; 0 in the padding.
+        documents: int64 ``[R, T]``; which sequence of the row a column belongs to, -1 in padding.
+        positions: int64 ``[R, T]``; restarts at 0 with each sequence.
+        anchors: int64 ``[R, A]``; column of each block's root.
+        reach: int64 ``[R, A]``; depths with a teacher: slots 1..reach count, the rest do not.
+    """
+
+    tokens: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    anchors: NDArray[np.int64]
+    reach: NDArray[np.int64]
+
+
+def pack(corpus: Corpus, width: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
+    """Sequence numbers of each row of one epoch.
+
+    Every sequence with at least two answer tokens inside ``width`` appears once; one longer than
+    ``width`` is cut there.
+    """
+    usable = np.flatnonzero(
+        (np.minimum(corpus.lengths, width) - corpus.prompt_len >= 2) & (corpus.prompt_len >= 1)
+    )
+    order = generator(EPOCH_ORDER, seed, epoch).permutation(usable)
+    lengths = np.minimum(corpus.lengths, width)
+    full: list[list[int]] = []
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for sequence in order.tolist():
+        length = int(lengths[sequence])
+        place = next((i for i, left in enumerate(room) if left >= length), None)
+        if place is None:
+            if len(rows) == OPEN_ROWS:
+                fullest = min(range(OPEN_ROWS), key=room.__getitem__)
+                full.append(rows.pop(fullest))
+                room.pop(fullest)
+            rows.append([])
+            room.append(width)
+            place = len(rows) - 1
+        rows[place].append(sequence)
+        room[place] -= length
+    return [np.asarray(row, dtype=np.int64) for row in full + rows]
+
+
+def build_batch(
+    corpus: Corpus,
+    rows: list[NDArray[np.int64]],
+    *,
+    width: int,
+    anchors: int,
+    depth: int,
+    key: tuple[int, int],
+) -> Batch:
+    """The arrays of ``rows``.
+
+    Args:
+        corpus: the sequences.
+        rows: sequence numbers of each row, from ``pack``.
+        width: columns T of a row.
+        anchors: blocks A of a row.
+        depth: deepest depth of a block.
+        key: (seed, step); with the row's number it keys the draw of the anchors.
+    """
+    tokens = np.zeros((len(rows), width), dtype=np.int64)
+    documents = np.full((len(rows), width), -1, dtype=np.int64)
+    positions = np.zeros((len(rows), width), dtype=np.int64)
+    columns = np.zeros((len(rows), anchors), dtype=np.int64)
+    reach = np.zeros((len(rows), anchors), dtype=np.int64)
+    for r, row in enumerate(rows):
+        start, candidates, limits = 0, [], []
+        for number, sequence in enumerate(row.tolist()):
+            text = corpus.sequence(sequence)[: width - start]
+            end = start + len(text)
+            tokens[r, start:end] = text
+            documents[r, start:end] = number
+            positions[r, start:end] = np.arange(len(text))
+            # A root may be the prompt's last token; the last token predicts nothing stored.
+            roots = np.arange(start + int(corpus.prompt_len[sequence]) - 1, end - 1)
+            candidates.append(roots)
+            limits.append(np.minimum(end - 1 - roots, depth))
+            start = end
+        columns[r], reach[r] = _draw(candidates, limits, anchors, (*key, r))
+    return Batch(tokens, documents, positions, columns, reach)
+
+
+def _draw(
+    candidates: list[NDArray[np.int64]],
+    limits: list[NDArray[np.int64]],
+    anchors: int,
+    key: tuple[int, int, int],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    roots, reach = np.concatenate(candidates), np.concatenate(limits)
+    seed, step, row = key
+    draw = generator(ANCHORS, seed, (step << 20) + row)
+    # Few candidates (a short row) are drawn more than once rather than leaving blocks empty.
+    chosen = np.sort(draw.choice(len(roots), anchors, replace=len(roots) < anchors))
+    return roots[chosen], reach[chosen]
+
+
+def depth_weights(reach: NDArray[np.int64], depth: int, gamma: float) -> NDArray[np.float32]:
+    """Weights ``[R, A, depth]`` of the loss rows, exp(-(d - 1) / gamma), summing to one.
+
+    Rows deeper than their anchor's reach weigh nothing.
+
+    Raises:
+        ValueError: ``gamma`` is not above 0.
+    """
+    if not gamma > 0:
+        raise ValueError(f"gamma must be above 0, got {gamma}")
+    depths = np.arange(1, depth + 1)
+    weights = np.exp(-(depths - 1) / gamma) * (depths <= reach[..., None])
+    total = weights.sum()
+    return (weights / (total if total > 0 else 1.0)).astype(np.float32)

@@ -1,0 +1,219 @@
+"""Whole jobs that the commands call: regenerate, train, evaluate."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jetflow_core.head.checkpoint import HeadInfo, load_head, save_head
+from jetflow_core.head.model import DraftHead
+
+from jetflow_train.decode import BatchDecoder
+from jetflow_train.evaluate import Evaluation, evaluate
+from jetflow_train.files import sha256_file, write_json
+from jetflow_train.initialise import head_config, new_head
+from jetflow_train.prompts import load_prompts
+from jetflow_train.regenerate import Job, RegenerateConfig, answer_group, regenerate
+from jetflow_train.schedule import Horizon
+from jetflow_train.shards import MANIFEST, Corpus, load_corpus
+from jetflow_train.target import FrozenTarget, load_target
+from jetflow_train.trainer import STATE, TrainConfig, Trainer
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadChoice:
+    """The shape of a new head; everything else follows the target."""
+
+    num_layers: int = 3
+    block_size: int = 16
+    path_rank: int = 128
+    taps: tuple[int, ...] = ()
+
+
+def open_target(path: Path) -> FrozenTarget:
+    """The target in bf16 on a GPU if there is one, else in fp32 on the CPU."""
+    if torch.cuda.is_available():
+        return load_target(path, torch.device("cuda"), torch.bfloat16)
+    return load_target(path, torch.device("cpu"), torch.float32)
+
+
+def run_regenerate(
+    target_dir: Path,
+    prompt_files: Sequence[Path],
+    out: Path,
+    config: RegenerateConfig,
+    *,
+    limit: int | None = None,
+    max_seconds: float | None = None,
+    report: Report = print,
+) -> dict[str, Any]:
+    """Answer the prompts of files into a data folder; its manifest comes back."""
+    prompts = load_prompts(target_dir, prompt_files, limit)
+    report(f"{len(prompts.tokens):,} prompts x {len(config.temperatures)} temperatures")
+    return regenerate(
+        open_target(target_dir), prompts, out, config, max_seconds=max_seconds, report=report
+    )
+
+
+def run_train(
+    target_dir: Path,
+    data: Sequence[Path],
+    out: Path,
+    config: TrainConfig,
+    choice: HeadChoice,
+    horizon: Horizon,
+    *,
+    eval_sets: Mapping[str, Sequence[Path]] | None = None,
+    eval_limit: int = 128,
+    resume: bool = False,
+    report: Report = print,
+) -> Path:
+    """Train a head on data folders; the folder of the finished head comes back.
+
+    Raises:
+        ValueError: ``out`` holds a run and ``resume`` is False, or the other way round.
+    """
+    if (out / STATE).exists() != resume:
+        there = "already holds" if not resume else "holds no"
+        raise ValueError(f"{out} {there} a run to resume")
+    target = open_target(target_dir)
+    corpus = load_corpus(data, target.fingerprint)
+    report(f"{len(corpus):,} sequences, {len(corpus.tokens):,} tokens")
+    trainer = Trainer(
+        target,
+        start_head(target, corpus, choice, config.seed),
+        corpus,
+        config,
+        out,
+        compiled=target.device.type == "cuda",
+    )
+    if resume:
+        trainer.resume()
+    progress = trainer.run(horizon, report=report)
+    report(f"{progress.step} steps, {progress.seconds:.0f} s")
+    results = evaluate_sets(target_dir, target, trainer.head, eval_sets or {}, eval_limit, report)
+    info = HeadInfo(
+        target=target_dir.name,
+        tokenizer_sha256=_tokenizer_sha256(target_dir),
+        top1_by_depth=_pooled_top1(results),
+        provenance=_provenance(target, data, config, trainer, results),
+    )
+    for name, eight_bit in (("head", False), ("head-8bit", True)):
+        save_head(out / name, trainer.head, info, eight_bit=eight_bit)
+    return out / "head"
+
+
+def run_evaluate(
+    target_dir: Path,
+    head_dir: Path,
+    eval_sets: Mapping[str, Sequence[Path]],
+    *,
+    limit: int = 128,
+    report: Report = print,
+) -> dict[str, dict[str, Any]]:
+    """Tau of a stored head on held-out prompts."""
+    target = open_target(target_dir)
+    head = load_head(head_dir, device=target.device).head
+    return evaluate_sets(target_dir, target, head, eval_sets, limit, report)
+
+
+def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: int) -> DraftHead:
+    """A fresh head of the chosen shape, scaled on the first sequences of the corpus."""
+    config = head_config(
+        target.shape,
+        num_layers=choice.num_layers,
+        block_size=choice.block_size,
+        path_rank=choice.path_rank,
+        taps=choice.taps,
+    )
+    width = min(128, len(corpus.tokens))
+    rows = min(16, len(corpus.tokens) // width)
+    sample = torch.from_numpy(corpus.tokens[: rows * width].astype("int64")).view(rows, width)
+    return new_head(target, config, sample.to(target.device), seed)
+
+
+def evaluate_sets(
+    target_dir: Path,
+    target: FrozenTarget,
+    head: DraftHead,
+    eval_sets: Mapping[str, Sequence[Path]],
+    limit: int,
+    report: Report,
+) -> dict[str, dict[str, Any]]:
+    """Answer each set greedily (at most 128 new tokens, loops cut) and walk the answers."""
+    results: dict[str, dict[str, Any]] = {}
+    for name, files in eval_sets.items():
+        corpus = greedy_answers(target_dir, target, files, limit)
+        found: dict[str, Any] = {"prompts": len(corpus), "tokens": len(corpus.tokens)}
+        kinds = (True, False) if head.path is not None else (False,)
+        for use_path in kinds:
+            began = time.monotonic()
+            result = evaluate(target, head, corpus, use_path=use_path)
+            key = "path" if use_path else "marginal"
+            found[key] = _as_dict(result)
+            report(f"{name} {key}: {result.line()} ({time.monotonic() - began:.1f} s)")
+        results[name] = found
+    return results
+
+
+def greedy_answers(
+    target_dir: Path, target: FrozenTarget, files: Sequence[Path], limit: int
+) -> Corpus:
+    """Greedy answers of at most 128 tokens to the first ``limit`` prompts of each file."""
+    prompts = [p for p in load_prompts(target_dir, files, limit).tokens if len(p) <= 1024]
+    if not prompts:
+        raise ValueError(f"no prompt of at most 1024 tokens in {', '.join(map(str, files))}")
+    decoder = BatchDecoder(
+        target,
+        rows=len(prompts),
+        capacity=max(map(len, prompts)) + 128,
+        max_new_tokens=128,
+    )
+    jobs = [Job(prompt=i, temperature=0.0) for i in range(len(prompts))]
+    return answer_group(decoder, prompts, jobs, seed=0, number=0)
+
+
+def _as_dict(result: Evaluation) -> dict[str, Any]:
+    return {
+        "tau": {name: walked.tau for name, walked in result.walks.items()},
+        "walks": {name: asdict(walked) for name, walked in result.walks.items()},
+        "top1_by_depth": list(result.top1_by_depth),
+    }
+
+
+def _pooled_top1(results: Mapping[str, dict[str, Any]]) -> tuple[float, ...]:
+    rows = [found.get("path", found["marginal"])["top1_by_depth"] for found in results.values()]
+    return tuple(round(sum(column) / len(column), 4) for column in zip(*rows, strict=True))
+
+
+def _tokenizer_sha256(target_dir: Path) -> str | None:
+    path = target_dir / "tokenizer.json"
+    return sha256_file(path) if path.is_file() else None
+
+
+def _provenance(
+    target: FrozenTarget,
+    data: Sequence[Path],
+    config: TrainConfig,
+    trainer: Trainer,
+    results: Mapping[str, Any],
+) -> dict[str, Any]:
+    provenance = {
+        "target": target.fingerprint,
+        "data": {path.name: sha256_file(path / MANIFEST) for path in data},
+        "train": asdict(config),
+        "steps": trainer.progress.step,
+        "seconds": round(trainer.progress.seconds, 1),
+        "loss_rows": trainer.progress.loss_rows,
+        "torch": str(torch.__version__),
+        "evaluation": dict(results),
+    }
+    write_json(trainer.out / "result.json", provenance)
+    return json.loads(json.dumps(provenance))

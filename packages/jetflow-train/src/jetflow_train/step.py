@@ -1,0 +1,144 @@
+"""One training step's losses: target features, packed head pass, chunked loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jetflow_core.head.model import DraftHead
+from numpy.typing import NDArray
+from torch import Tensor
+
+from jetflow_train.blocks import run_blocks
+from jetflow_train.loss import ChunkFn, Losses, LossRows, chunk_losses, chunked_losses
+from jetflow_train.packing import Batch, depth_weights
+from jetflow_train.target import FrozenTarget, run_layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShape:
+    """How the loss of a step is weighted and cut up."""
+
+    chunks: int
+    gamma: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFunctions:
+    """The three heavy parts of a step, plain or compiled."""
+
+    layer: Callable[..., Tensor] = run_layer
+    blocks: Callable[..., Tensor] = run_blocks
+    chunk: ChunkFn = chunk_losses
+
+    @staticmethod
+    def compiled() -> StepFunctions:
+        """The same parts through torch.compile, for shapes that never change."""
+        return StepFunctions(
+            layer=torch.compile(run_layer, dynamic=False),
+            blocks=torch.compile(run_blocks, dynamic=False),
+            chunk=torch.compile(chunk_losses, dynamic=False),
+        )
+
+
+def training_losses(
+    target: FrozenTarget,
+    head: DraftHead,
+    embedding: Tensor,
+    batch: Batch,
+    shape: StepShape,
+    functions: StepFunctions,
+) -> Losses:
+    """Losses of one batch, with gradients for the head.
+
+    Args:
+        target: the frozen target.
+        head: the head in training.
+        embedding: the target's embedding in the head's type.
+        batch: host arrays.
+        shape: weighting and chunks.
+        functions: plain or compiled parts.
+    """
+    device = target.device
+    tokens, documents, positions, anchors = (
+        put(array, device)
+        for array in (batch.tokens, batch.documents, batch.positions, batch.anchors)
+    )
+    features, final = replace(target, layer_fn=functions.layer).capture(
+        tokens, positions, document_mask(documents), head.config.target_layer_ids
+    )
+    with autocast(device, head):
+        hidden = functions.blocks(head, features, embedding, tokens, documents, positions, anchors)
+        teachers = teacher_columns(anchors, hidden.shape[2], tokens.shape[1])
+        parents = None
+        if head.path is not None:
+            previous = tokens.gather(1, teachers.flatten(1)).view_as(teachers)
+            parents = head.path.parent_vectors(embedding[previous])
+    weights = depth_weights(batch.reach, hidden.shape[2], shape.gamma)
+    rows = loss_rows(target, hidden, parents, final, teachers, put(weights, device), shape.chunks)
+    path_out = head.path.out.weight if head.path is not None else None
+    return chunked_losses(rows, target.lm_head, path_out, functions.chunk)
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """Bool ``[R, T, T]``: causal within each sequence; padding sees padding before it."""
+    columns = torch.arange(documents.shape[1], device=documents.device)
+    same = documents[:, :, None] == documents[:, None, :]
+    return same & (columns[:, None] >= columns[None, :])
+
+
+def teacher_columns(anchors: Tensor, depth: int, width: int) -> Tensor:
+    """Columns ``[R, A, depth]`` whose logits teach depths 1..depth: anchor, anchor + 1, ...
+
+    The token at the same column is the true parent of that depth (the root at depth 1). Columns
+    past the row are clamped; rows that read them weigh nothing.
+    """
+    steps = torch.arange(depth, device=anchors.device)
+    return (anchors[:, :, None] + steps).clamp(max=width - 1)
+
+
+def loss_rows(
+    target: FrozenTarget,
+    hidden: Tensor,
+    parents: Tensor | None,
+    final: Tensor,
+    teachers: Tensor,
+    weights: Tensor,
+    chunks: int,
+) -> LossRows:
+    """The loss's inputs in ``chunks`` equal pieces of whole packed rows."""
+    rows, width = final.shape[0], final.shape[1]
+    each = rows // chunks
+    local = torch.arange(rows, device=final.device) % each
+    index = teachers + (local * width)[:, None, None]
+    dtype = target.dtype
+
+    def cut(x: Tensor, kept: int) -> Tensor:
+        """Chunks first, then all that is not among the last ``kept`` axes as one."""
+        tail = x.shape[x.ndim - kept :]
+        return x.reshape(chunks, -1, *tail)
+
+    return LossRows(
+        hidden=cut(hidden, 1).to(dtype),
+        parents=cut(parents, 1).to(dtype) if parents is not None else None,
+        teacher=cut(final, 1),
+        index=cut(index, 0),
+        weights=cut(weights, 0).to(torch.float64 if dtype == torch.float64 else torch.float32),
+    )
+
+
+def autocast(device: torch.device, head: DraftHead) -> AbstractContextManager[object]:
+    """bf16 matrix products over fp32 weights on a GPU; on a CPU the head's own type."""
+    if device.type != "cuda" or next(head.parameters()).dtype != torch.float32:
+        return nullcontext()
+    context: AbstractContextManager[object] = torch.autocast("cuda", dtype=torch.bfloat16)
+    return context
+
+
+def put(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """``array`` on ``device``; the copy to a GPU does not make the host wait."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
