@@ -168,6 +168,32 @@ def test_any_chunking_gives_the_same_text(name: str, data: st.DataObject) -> Non
     assert in_chunks.stop_string == one_by_one.stop_string
 
 
+def all_bytes() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({letter: byte for byte, letter in _alphabet().items()}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+# The bytes at which the rules of UTF-8 change.
+EDGES = [0x00, 0x61, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1,
+         0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=1000)
+@given(ids=st.lists(st.sampled_from(EDGES), min_size=1, max_size=6))
+def test_broken_utf8_is_replaced_as_the_tokenizers_library_does(ids: list[int]) -> None:
+    tokenizer = BYTES
+    stream = TextStream(tokenizer)
+    shown = ""
+    for size, token in enumerate(ids, 1):
+        shown += stream.push(token)
+        assert shown + stream._pieces.pending() == decode(tokenizer, ids[:size])
+    assert shown + stream.flush() == decode(tokenizer, ids)
+
+
+BYTES = all_bytes()
+
+
 @settings(deadline=None)
 @given(ids=st.lists(st.integers(0, len(BYTE_TOKENS)), max_size=24), stop=st.sampled_from(STOPS))
 def test_no_more_is_held_back_than_must_be(ids: list[int], stop: str) -> None:
@@ -177,7 +203,8 @@ def test_no_more_is_held_back_than_must_be(ids: list[int], stop: str) -> None:
     for size, token in enumerate(ids, 1):
         shown += free.push(token)
         watched += watching.push(token)
-        assert decode(tokenizer, ids[:size]) in (shown, shown + "\ufffd")
+        unfinished = decode(tokenizer, ids[:size]).removeprefix(shown)
+        assert unfinished in ("", "\ufffd", "\ufffd\ufffd")
         if not watching.stopped:
             held = shown.removeprefix(watched)
             assert len(held) < len(stop) and stop.startswith(held)

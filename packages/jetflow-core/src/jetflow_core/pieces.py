@@ -70,8 +70,9 @@ class BytePieces:
         return "" if piece is None else self._utf8.decode(_piece_bytes(piece))
 
     def pending(self) -> str:
-        """U+FFFD if the last bytes are the beginning of a character, else nothing."""
-        return "\ufffd" if self._utf8.getstate()[0] else ""
+        """U+FFFD for the bytes at the end that are not yet a character, if there are any."""
+        unfinished = self._utf8.getstate()[0]
+        return unfinished.decode("utf-8", "replace")
 
 
 class RunPieces:
