@@ -1,0 +1,49 @@
+"""What can run here, found out without importing a compiler or starting a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+_LATER = "not part of this version"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One implementation of tree attention."""
+
+    name: str
+    usable: bool
+    """Whether it can be called on this machine."""
+    detail: str
+    """Where it runs, or why it cannot."""
+
+
+def backends() -> tuple[Backend, ...]:
+    """The implementations that exist or are planned, and whether each can be used here.
+
+    Example:
+        >>> backends()[0].name, backends()[0].usable
+        ('reference', True)
+    """
+    return (
+        Backend("reference", True, f"plain torch {torch.__version__}, any device, float64 inside"),
+        Backend("triton", False, f"{_LATER}; here: {_triton()}, {_device()}"),
+        Backend("sm90", False, f"{_LATER}; here: {_device()}"),
+    )
+
+
+def _triton() -> str:
+    try:
+        return f"triton {metadata.version('triton')}"
+    except metadata.PackageNotFoundError:
+        return "triton is not installed"
+
+
+def _device() -> str:
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    major, minor = torch.cuda.get_device_capability()
+    return f"{torch.cuda.get_device_name()} (capability {major}.{minor})"
