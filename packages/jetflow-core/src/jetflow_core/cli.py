@@ -1,0 +1,86 @@
+"""The command ``jetflow``: one line for a user's error, a traceback for a fault of the program.
+
+Exit codes: what the command returns (0, or 1 for a verdict that is not good); 2 for a wrong
+option, file or value; 130 after Ctrl-C; 141 when the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, UnknownCommandError
+
+from jetflow_core.commands.registry import build_app
+
+USER_ERROR = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main() -> None:
+    """Runs the command line of this process and exits."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line; returns its exit code.
+
+    Raises:
+        Exception: a fault of the program, with its traceback.
+    """
+    app = build_app()
+    try:
+        code = app(list(arguments))
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _complain(_usage_error(app, error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return BROKEN_PIPE
+    except Exception as error:
+        if not _is_users(error):
+            raise
+        return _complain(str(error))
+    return code if isinstance(code, int) else 0
+
+
+def _complain(message: str) -> int:
+    print(f"jetflow: {' '.join(message.split())}", file=sys.stderr)
+    return USER_ERROR
+
+
+def _usage_error(app: App, error: CycloptsError) -> str:
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        # Its own text would import every command to look for similar names.
+        names = ", ".join(name for name in error.app or app if not name.startswith("-"))
+        return f"unknown command {error.unused_tokens[0]!r}; commands: {names}"
+    error.verbose = False
+    return str(error)
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether the user can mend it: raised on purpose by one of our packages, or no memory left.
+
+    A ValueError that a library raised, or Python itself, is a fault of the program.
+    """
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not isinstance(error, ValueError):
+        return False
+    ours = str(trace.tb_frame.f_globals.get("__name__")).startswith("jetflow_")
+    # Builtins leave no frame: int("x") and a raise statement differ only in the instruction.
+    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return ours and instruction == dis.opmap["RAISE_VARARGS"]
+
+
+def _drop_output() -> None:
+    # Otherwise the interpreter tries once more to flush, and complains.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,103 @@
+"""The options of a request: every sampling parameter under its own name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from jetflow_core.sampling import SamplingParams
+
+_GROUP = Group("Sampling", sort_key=3)
+
+
+@Parameter(name="*", group=_GROUP)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingOptions:
+    """What a request asks of the sampler; the defaults are greedy decoding."""
+
+    max_new_tokens: Annotated[int, Parameter(help="Most tokens to write.")] = 128
+    min_new_tokens: Annotated[int, Parameter(help="No stop before so many tokens.")] = 0
+    temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, Parameter(help="Keep the k best tokens; 0 keeps all.")] = 0
+    top_p: Annotated[
+        float, Parameter(help="Keep the fewest tokens whose probability reaches p.")
+    ] = 1.0
+    min_p: Annotated[
+        float, Parameter(help="Keep tokens at least so many times as probable as the best.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, Parameter(help="Above 1: tokens of the prompt and the answer become less likely.")
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float, Parameter(help="Subtracted for each time a token is in the answer, -2 to 2.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Parameter(help="Subtracted once a token is in the answer, -2 to 2.")
+    ] = 0.0
+    logit_bias: Annotated[
+        tuple[str, ...],
+        Parameter(help="TOKEN_ID=NUMBER, added to that token's logit; may be repeated."),
+    ] = ()
+    bad_word: Annotated[
+        tuple[str, ...], Parameter(help="A word that must not appear; may be repeated.")
+    ] = ()
+    stop: Annotated[
+        tuple[str, ...],
+        Parameter(help="A string that ends the answer and is cut off; may be repeated."),
+    ] = ()
+    stop_token_id: Annotated[
+        tuple[int, ...], Parameter(help="A token id that ends the answer; may be repeated.")
+    ] = ()
+    ignore_eos: Annotated[
+        bool, Parameter(help="Write on after the end-of-sequence token.", negative=())
+    ] = False
+    seed: Annotated[
+        int | None, Parameter(help="Key of the noise; left out: drawn, and reported.")
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        Parameter(help="Report each token's log-probability and so many alternatives."),
+    ] = None
+
+    def params(self, tokenizer: Any) -> SamplingParams:
+        """The same as the engine takes it, with a seed.
+
+        Args:
+            tokenizer: spells the bad words.
+
+        Raises:
+            ValueError: a value is out of range, named.
+        """
+        from jetflow_core.sampling import SamplingParams, bad_word_ids
+
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=dict(map(_bias, self.logit_bias)),
+            bad_words=bad_word_ids(self.bad_word, tokenizer) if self.bad_word else (),
+            stop=self.stop,
+            stop_token_ids=self.stop_token_id,
+            ignore_eos=self.ignore_eos,
+            seed=self.seed,
+            logprobs=self.logprobs,
+        ).with_seed()
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, equals, value = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        return int(token), float(value)
+    except ValueError:
+        raise ValueError(f"logit-bias {text!r} is not of the form TOKEN_ID=NUMBER") from None
