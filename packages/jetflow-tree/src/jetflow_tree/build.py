@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
 from math import inf
 from typing import Protocol
 
 import numpy as np
 
 from jetflow_tree.candidates import Candidates
-from jetflow_tree.frontier import best_first_nodes
+from jetflow_tree.frontier import Frontier
 from jetflow_tree.score import Scoring
 from jetflow_tree.tree import Tree, trusted_tree
 
@@ -72,20 +71,15 @@ class BestFirst:
         """
         check_request(root, budget)
         scored = candidates if self.scoring is None else self.scoring(candidates)
-        limit = scored.width if self.max_children is None else self.max_children
-        nodes = list(islice(best_first_nodes(scored, limit), budget - 1))
-        if not nodes:
+        rows = Frontier([scored], self.max_children).take(budget - 1)
+        if len(rows.parents) == 1:
             return Tree.root_only(root)
-        negated, _, parents, depths, indices, *_ = zip(*nodes, strict=True)
-        levels = np.array((0, *depths), dtype=np.int32)
-        tokens = scored.tokens[levels - 1, (0, *indices)]
+        depths = np.array(rows.levels, dtype=np.int32)
+        tokens = scored.tokens[depths, np.array(rows.indices)]
         tokens[0] = root
-        return trusted_tree(
-            tokens,
-            np.array((-1, *parents), dtype=np.int32),
-            levels,
-            0.0 - np.array((0.0, *negated)),
-        )
+        depths += 1
+        parents = np.array(rows.parents, dtype=np.int32)
+        return trusted_tree(tokens, parents, depths, 0.0 - np.array(rows.negated))
 
 
 def best_first_paths(

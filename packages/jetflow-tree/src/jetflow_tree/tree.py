@@ -164,14 +164,13 @@ def _fill(
     depths: NDArray[np.int32],
     scores: NDArray[np.float64],
 ) -> None:
-    for name, array in (
-        ("tokens", tokens),
-        ("parents", parents),
-        ("depths", depths),
-        ("scores", scores),
-    ):
+    put = object.__setattr__
+    for array in (tokens, parents, depths, scores):
         array.setflags(write=False)
-        object.__setattr__(tree, name, array)
+    put(tree, "tokens", tokens)
+    put(tree, "parents", parents)
+    put(tree, "depths", depths)
+    put(tree, "scores", scores)
 
 
 def _column(values: ArrayLike, name: str) -> NDArray[np.int64]:
