@@ -37,6 +37,20 @@ class Pick:
     top_logprobs: TopLogprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Law:
+    """The tokens that may be drawn, ids ascending, and their log-weights; softmax is the law."""
+
+    ids: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, weights: Tensor) -> _Law:
+        """The law without the forbidden entries of `weights`."""
+        kept = weights.isfinite().nonzero().flatten()
+        return cls(ids[kept], weights[kept])
+
+
 class TokenPicker:
     """Picks tokens of one request; a pure function of (row, history).
 
@@ -135,30 +149,47 @@ class TokenPicker:
             NoAllowedTokenError: No token is allowed.
         """
         raw = _working(row, self.vocab_size)
-        law = self.law(raw, generated)
-        position = len(self._prompt) + len(generated)
-        token = _first_best(law) if self.params.is_greedy else self._draw(law, position)
+        processed = self._allowed(raw, generated)
+        if self.params.is_greedy:
+            token = _first_best(processed)
+        else:
+            token = self._draw(self._law(processed), len(self._prompt) + len(generated))
         if self.params.logprobs is None:
             return Pick(token)
         return Pick(token, *token_logprobs(raw, token, self.params.logprobs))
 
-    def law(self, row: Tensor, generated: Sequence[int]) -> Tensor:
-        """The row `[V]` of log-weights that `pick` draws from (softmax of it is the law).
+    def probabilities(self, row: Tensor, generated: Sequence[int]) -> Tensor:
+        """The exact law `[V]`, float64, that `pick` draws from; arguments and errors are its.
 
-        Greedy requests get the processed logits, whose first maximum is the pick. Arguments and
-        errors are those of `pick`.
+        A greedy request has all its probability on one token.
         """
-        raw = _working(row, self.vocab_size)
-        processed = self._processed(raw, generated)
+        processed = self._allowed(_working(row, self.vocab_size), generated)
+        result = torch.zeros(self.vocab_size, dtype=torch.float64, device=row.device)
+        if self.params.is_greedy:
+            result[_first_best(processed)] = 1.0
+            return result
+        law = self._law(processed)
+        result[law.ids] = law.weights.softmax(0)
+        return result
+
+    def _allowed(self, row: Tensor, generated: Sequence[int]) -> Tensor:
+        """The row after steps 2 to 6, if it leaves any token."""
+        processed = self._processed(row, generated)
         if not bool(processed.max() > warp.FORBIDDEN):
             raise NoAllowedTokenError(self._dead_end(generated))
-        if self.params.is_greedy:
-            return processed
-        warped = warp.scaled(processed, self.params.temperature)
-        if self.params.top_k:
-            warped = warp.keep_best(warped, self.params.top_k)
-        warped = warp.keep_nucleus(warped, self.params.top_p)
-        return warp.keep_probable(warped, self.params.min_p)
+        return processed
+
+    def _law(self, row: Tensor) -> _Law:
+        """The row after step 8."""
+        params = self.params
+        if params.top_k:
+            # Dividing by the temperature keeps the order, so the cut may come first and leave
+            # the later steps a short row.
+            row = warp.keep_best(row, params.top_k)
+        law = _Law.of(torch.arange(row.shape[0], device=row.device), row)
+        weights = warp.scaled(law.weights, params.temperature)
+        weights = warp.keep_nucleus(weights, params.top_p)
+        return _Law.of(law.ids, warp.keep_probable(weights, params.min_p))
 
     def _processed(self, row: Tensor, generated: Sequence[int]) -> Tensor:
         params = self.params
@@ -196,12 +227,10 @@ class TokenPicker:
             presence=self.params.presence_penalty,
         )
 
-    def _draw(self, law: Tensor, position: int) -> int:
-        allowed = law.isfinite().nonzero().flatten()
-        weights = law[allowed].double().cpu().numpy()
-        ids = allowed.cpu().numpy()
-        noise = gumbel(self.seed, position, self.vocab_size)[ids]
-        return int(ids[int((weights + noise).argmax())])
+    def _draw(self, law: _Law, position: int) -> int:
+        ids = law.ids.cpu().numpy()
+        noisy = law.weights.cpu().numpy() + gumbel(self.seed, position, ids)
+        return int(ids[int(noisy.argmax())])
 
     def _dead_end(self, generated: Sequence[int]) -> str:
         params = self.params

@@ -14,7 +14,7 @@ from torch import Tensor
 
 FORBIDDEN = -math.inf
 
-_NUCLEUS_GUESS = 1024
+_NUCLEUS_GUESS = 512
 
 
 def penalise(
@@ -104,13 +104,13 @@ def keep_nucleus(row: Tensor, top_p: float) -> Tensor:
 
 
 def _nucleus_size(row: Tensor, top_p: float) -> int:
-    # Sorting a whole vocabulary costs several times a top-k of it, and nuclei are mostly small.
-    total = row.logsumexp(0)
-    guess = min(_NUCLEUS_GUESS, row.shape[0])
-    mass = (row.topk(guess).values - total).exp().cumsum(0)
-    if guess < row.shape[0] and bool(mass[-1] < top_p):
-        mass = (row.sort(descending=True).values - total).exp().cumsum(0)
-    return min(int((mass < top_p).sum()) + 1, row.shape[0])
+    # Nuclei are mostly small, and sorting a whole vocabulary costs many times a top-k of it.
+    total, size, guess = row.logsumexp(0), row.shape[0], _NUCLEUS_GUESS
+    while True:
+        mass = (row.topk(min(guess, size)).values - total).exp().cumsum(0)
+        if guess >= size or bool(mass[-1] >= top_p):
+            return min(int((mass < top_p).sum()) + 1, size)
+        guess *= 8
 
 
 def keep_probable(row: Tensor, min_p: float) -> Tensor:
