@@ -103,8 +103,7 @@ def decode(
     Raises:
         ContextTooLong: before any work, if a prompt fills the target's context.
     """
-    for request in requests:
-        _check_prompt(request, context_length)
+    check_prompts(requests, context_length)
     waiting = list(enumerate(requests))[::-1]
     running: dict[int, _Running] = {}
     try:
@@ -128,6 +127,12 @@ def decode(
     finally:
         for slot in running:
             session.release(slot)
+
+
+def check_prompts(requests: Sequence[DecodeRequest], context_length: int) -> None:
+    """Raises ``ContextTooLong`` or ValueError for the first prompt that cannot be continued."""
+    for request in requests:
+        _check_prompt(request, context_length)
 
 
 def _check_prompt(request: DecodeRequest, context: int) -> None:

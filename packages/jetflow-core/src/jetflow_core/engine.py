@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from jetflow_tree import BestFirst, TreeBuilder
 
-from jetflow_core.decode import DecodeRequest, Round, decode
+from jetflow_core.decode import DecodeRequest, Round, check_prompts, decode
 from jetflow_core.defaults import default_head, default_target, is_default_target
 from jetflow_core.drafters.none import NoDrafter
 from jetflow_core.dtypes import default_dtype
@@ -30,6 +30,7 @@ from jetflow_core.target import Target
 
 MAX_BUDGET = 256
 _AUTO_CPU_ROWS, _AUTO_GPU_ROWS = 32, 256
+_MEASURE_CONTEXT = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +98,7 @@ class Engine:
         if head is not None:
             check_fit(head, target)
         self.target, self.head = target, head
-        self._auto: dict[tuple[int, int], AutoPlanner] = {}
+        self._auto: dict[tuple[int, int], TreePlanner] = {}
 
     @property
     def max_depth(self) -> int:
@@ -148,11 +149,15 @@ class Engine:
         drafter: Drafter | None,
     ) -> Iterator[Round]:
         context = self.target.context_length
+        check_prompts(live, context)
         longest = max(len(r.prompt) + r.picker.params.max_new_tokens for r in live)
         capacity = min(context, longest)
         slots = min(num_slots, len(live))
-        drafter = drafter or self._drafter(slots, capacity)
-        planner = self._planner(options, slots, drafter)
+        if drafter is None:
+            drafter = self._drafter(slots, capacity)
+            planner = self._planner(options, slots, drafter)
+        else:
+            planner = self._new_planner(options, drafter)
         rows = self._auto_rows if options.budget == "auto" else options.budget
         session = CachedSession(self.target, capacity=capacity, num_slots=slots, max_rows=rows)
         return decode(live, session, drafter, planner, num_slots=slots, context_length=context)
@@ -219,22 +224,28 @@ class Engine:
         )
 
     def _planner(self, options: TreeOptions, slots: int, drafter: Drafter) -> TreePlanner:
+        """A planner for the head; what ``auto`` has measured and learnt outlives a request."""
+        if options.budget != "auto":
+            return self._new_planner(options, drafter)
+        key = (slots, options.depth or 0)
+        if key not in self._auto:
+            # Measured on a drafter of its own: this one is about to be used.
+            context = min(_MEASURE_CONTEXT, self.target.context_length)
+            self._auto[key] = self._new_planner(options, self._drafter(1, context))
+        return self._auto[key]
+
+    def _new_planner(self, options: TreeOptions, drafter: Drafter) -> TreePlanner:
         depth = drafter.max_depth if options.depth is None else options.depth
-        if options.depth is not None and options.depth > drafter.max_depth:
+        if depth > drafter.max_depth:
             raise ValueError(
-                f"depth {options.depth} is out of range: this drafter goes to {drafter.max_depth}"
+                f"depth {depth} is out of range: this drafter goes to {drafter.max_depth}"
             )
         if options.budget != "auto":
             return FixedPlanner(options.builder, budget=options.budget, depth=depth)
-        key = (slots, depth)
-        if key not in self._auto:
-            self._auto[key] = self._measured_planner(options, depth)
-        return self._auto[key]
-
-    def _measured_planner(self, options: TreeOptions, depth: int) -> AutoPlanner:
-        context = min(256, self.target.context_length)
+        if depth == 0:
+            return FixedPlanner(options.builder, budget=1, depth=0)
+        context = min(_MEASURE_CONTEXT, self.target.context_length)
         session = CachedSession(self.target, capacity=context, max_rows=self._auto_rows)
-        drafter = self._drafter(1, context)
         draft, verify = measured_costs(
             session, drafter, device_type=self.target.device.type, context_length=context
         )

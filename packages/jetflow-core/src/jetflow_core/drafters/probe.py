@@ -74,9 +74,15 @@ class ProbeDrafter:
         tokens = np.stack([
             self._row(known[d] if d < len(known) else None) for d in range(depth)
         ])  # fmt: skip
-        scores = np.sort(self._rng.normal(scale=1.5, size=(depth, self._width)), axis=1)[:, ::-1]
+        scores = self._scores(depth)
         total = np.log(np.exp(scores).sum(axis=1, keepdims=True))
         return Candidates.marginal(tokens, scores - total - 1e-3)
+
+    def _scores(self, depth: int) -> NDArray[np.float64]:
+        """Descending scores; steep ones where the first is right, so that its path comes first."""
+        if self._first:
+            return np.tile(-3.0 * np.arange(self._width), (depth, 1))
+        return np.sort(self._rng.normal(scale=1.5, size=(depth, self._width)), axis=1)[:, ::-1]
 
     def _row(self, right: int | None) -> NDArray[np.int64]:
         wrong = self._rng.choice(self._vocab, size=self._width + 1, replace=False)
