@@ -146,7 +146,7 @@ def test_draws_follow_the_exact_law(fields: dict[str, float]) -> None:
     assert chi_square < limits[int(possible.sum()) - 2]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(
     row=rows,
     temperature=st.floats(0.05, 5),

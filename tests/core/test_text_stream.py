@@ -127,7 +127,7 @@ def test_each_tokenizer_gets_the_kind_that_is_exact_for_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=120)
 @given(data=st.data())
 def test_streamed_text_is_the_decoded_text_cut_before_the_first_stop(
     name: str, data: st.DataObject
@@ -179,7 +179,7 @@ EDGES = [0x00, 0x61, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2,
          0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=400)
 @given(ids=st.lists(st.sampled_from(EDGES), min_size=1, max_size=6))
 def test_broken_utf8_is_replaced_as_the_tokenizers_library_does(ids: list[int]) -> None:
     tokenizer = BYTES
@@ -313,7 +313,7 @@ def test_the_embedded_tokenizer_streams_what_it_decodes(
     assert len(split) > 100, "tokens that hold parts of characters"
     characters = backend.encode("añ中🙂日本語 𓂀 e\u0301 fin\n\n", add_special_tokens=False).ids
 
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=80)
     @given(
         ids=st.lists(
             st.integers(0, size + 5) | st.sampled_from(split) | st.sampled_from(characters),
