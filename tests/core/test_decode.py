@@ -198,7 +198,7 @@ def test_the_end_of_the_context_is_an_ordinary_end(
     prompts = [tuple((7 * i + n) % VOCAB for i in range(n)) for n in range(40, 64)]
     answers = {p: greedy(model, p, context - len(p)) for p in prompts}
     found = engine.generate_batch(
-        prompts, SamplingParams(max_new_tokens=200), TreeOptions(budget=64), num_slots=24,
+        prompts, SamplingParams(max_new_tokens=200), TreeOptions(budget=24), num_slots=24,
         drafter=make(answers, VOCAB, depth=15),
     )  # fmt: skip
     assert [result.tokens for result in found] == list(answers.values())

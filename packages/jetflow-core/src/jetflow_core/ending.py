@@ -27,7 +27,9 @@ class Ending:
         if params.stop and tokenizer is None:
             raise ValueError(f"stop strings {params.stop} need a tokenizer; this target has none")
         self._rule = StopRule(params, eos_ids)
-        self._text = None if tokenizer is None else TextStream(tokenizer, params.stop)
+        self._text = (
+            None if tokenizer is None else TextStream(tokenizer, params.stop, params.min_new_tokens)
+        )
 
     def feed(self, generated: Sequence[int]) -> tuple[FinishReason | None, str]:
         """What the newest of ``generated`` does: the reason if it ends the request, new text."""
