@@ -23,10 +23,11 @@ def regenerate(
     out: Path,
     temperatures: Numbers | None = None,
     max_new_tokens: int = 160,
-    max_prompt_tokens: int = 512,
+    max_prompt_tokens: int = 384,
     rows: int = 2048,
     limit: int | None = None,
     max_seconds: float | None = None,
+    compile: bool | None = None,
     seed: int = 0,
 ) -> None:
     """Let the target answer prompts; a folder that is partly there is completed.
@@ -41,6 +42,7 @@ def regenerate(
         rows: Sequences decoded at once.
         limit: Prompts taken from each file.
         max_seconds: Start nothing new after this time.
+        compile: Fuse small operations with torch.compile; by default on a GPU.
         seed: Of order and sampling.
     """
     from jetflow_train.regenerate import RegenerateConfig
@@ -54,7 +56,14 @@ def regenerate(
         seed=seed,
     )
     manifest = run_regenerate(
-        target, prompts, out, config, limit=limit, max_seconds=max_seconds, report=say
+        target,
+        prompts,
+        out,
+        config,
+        limit=limit,
+        max_seconds=max_seconds,
+        compiled=compile,
+        report=say,
     )
     tokens = sum(entry["tokens"] for entry in manifest["shards"])
     say(f"{manifest['jobs']}, {tokens:,} tokens with prompts, complete: {manifest['complete']}")
@@ -74,6 +83,7 @@ def train_head(
     evaluate: Files | None = None,
     evaluate_prompts: int = 128,
     resume: bool = False,
+    compile: bool | None = None,
     layers: int = 3,
     block_size: int = 16,
     path_rank: int = 128,
@@ -97,6 +107,7 @@ def train_head(
         evaluate: JSONL prompt files, each its own held-out set.
         evaluate_prompts: Prompts taken from each of them.
         resume: Go on with the run in `out`.
+        compile: Compile the step's heavy parts; by default on a GPU.
         layers: Layers of the head.
         block_size: Slots of a block, the root's included.
         path_rank: Rank of the path term; 0 leaves it out.
@@ -132,6 +143,7 @@ def train_head(
         eval_sets={path.stem: [path] for path in evaluate or []},
         eval_limit=evaluate_prompts,
         resume=resume,
+        compiled=compile,
         report=say,
     )
     say(f"head: {head}")

@@ -71,10 +71,17 @@ class BatchDecoder:
         rows: sequences decoded at once.
         capacity: longest prompt plus answer, in tokens.
         max_new_tokens: longest answer.
+        compiled: fuse each layer's small operations with torch.compile.
     """
 
     def __init__(
-        self, target: FrozenTarget, *, rows: int, capacity: int, max_new_tokens: int
+        self,
+        target: FrozenTarget,
+        *,
+        rows: int,
+        capacity: int,
+        max_new_tokens: int,
+        compiled: bool = False,
     ) -> None:
         if capacity > target.shape.max_positions:
             raise ValueError(
@@ -97,6 +104,8 @@ class BatchDecoder:
         self.uniforms = torch.zeros(max_new_tokens, rows, device=device)
         self.answers = torch.zeros(rows, max_new_tokens, dtype=torch.int64, device=device)
         self.stops = torch.tensor(target.stop_tokens or (-1,), device=device)
+        self._project = torch.compile(project, dynamic=False) if compiled else project
+        self._finish = torch.compile(finish, dynamic=False) if compiled else finish
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
     @torch.no_grad()
@@ -174,11 +183,11 @@ class BatchDecoder:
         rope = self.target.rope((self.cursor - self.starts)[:, None])
         x = self.target.embedding[self.tokens].unsqueeze(1)
         for index, weights in enumerate(self.target.layers):
-            q, k, v = project(x, weights, rope, self.target.shape)
+            q, k, v = self._project(x, weights, rope, self.target.shape)
             self.keys[index].index_copy_(2, self.cursor, k)
             self.values[index].index_copy_(2, self.cursor, v)
             attended = self._attend(q, index, extent, bias)
-            x = finish(x, attended, weights, self.target.shape)
+            x = self._finish(x, attended, weights, self.target.shape)
         self.cursor.add_(1)
         self._record(x[:, 0], sampled)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from jetflow_train.decode import BatchDecoder, Group
 from jetflow_train.draws import GROUP_ORDER, GROUP_TOKENS, generator
-from jetflow_train.loops import looping_tail
+from jetflow_train.loops import looping_tails
 from jetflow_train.prompts import PromptSet
 from jetflow_train.shards import (
     Corpus,
@@ -44,7 +44,7 @@ class RegenerateConfig:
     temperatures: tuple[float, ...] = (0.0, 0.7, 0.8)
     """Each prompt is answered once at each of these; 0 is greedy."""
     max_new_tokens: int = 160
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: int = 384
     """Longer prompts are skipped and counted."""
     rows: int = 2048
     """Sequences decoded at once."""
@@ -104,11 +104,22 @@ def answer_group(
             uniforms=draw.random(shape, dtype=np.float32),
         )
     )
-    for row in np.flatnonzero(temperatures == 0):
-        answers[row] = answers[row][: len(answers[row]) - looping_tail(answers[row])]
     stops = decoder.target.stop_tokens
+    _cut_loops(answers, temperatures, stops)
     finished = np.asarray([answer[-1] in stops for answer in answers], dtype=np.bool_)
     return Corpus.of(asked, answers, temperatures, finished)
+
+
+def _cut_loops(
+    answers: list[NDArray[np.int64]], temperatures: NDArray[np.float32], stops: Sequence[int]
+) -> None:
+    # An answer that ends with a stop token does not end in a loop; all others are of one length.
+    rows = [r for r, a in enumerate(answers) if temperatures[r] == 0 and a[-1] not in stops]
+    if rows:
+        for row, tail in zip(
+            rows, looping_tails(np.stack([answers[r] for r in rows])), strict=True
+        ):
+            answers[row] = answers[row][: len(answers[row]) - tail]
 
 
 def regenerate(
@@ -118,6 +129,7 @@ def regenerate(
     config: RegenerateConfig,
     *,
     max_seconds: float | None = None,
+    compiled: bool = False,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Answer prompts into shards under ``out``; a folder that is partly there is completed.
@@ -128,6 +140,7 @@ def regenerate(
         out: the data folder.
         config: how it answers.
         max_seconds: start no further group after this time; None: answer everything.
+        compiled: compile the decode step's layers (a GPU).
         report: receives a line of progress after each shard.
 
     Returns:
@@ -146,6 +159,7 @@ def regenerate(
         rows=min(config.rows, max((len(group) for group in groups), default=1)),
         capacity=longest + config.max_new_tokens,
         max_new_tokens=config.max_new_tokens,
+        compiled=compiled,
     )
     start, written = time.monotonic(), 0
     for shard, first in enumerate(range(0, len(groups), GROUPS_PER_SHARD)):

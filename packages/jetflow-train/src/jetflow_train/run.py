@@ -52,13 +52,24 @@ def run_regenerate(
     *,
     limit: int | None = None,
     max_seconds: float | None = None,
+    compiled: bool | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
-    """Answer the prompts of files into a data folder; its manifest comes back."""
+    """Answer the prompts of files into a data folder; its manifest comes back.
+
+    ``compiled`` None means: on a GPU.
+    """
     prompts = load_prompts(target_dir, prompt_files, limit)
     report(f"{len(prompts.tokens):,} prompts x {len(config.temperatures)} temperatures")
+    target = open_target(target_dir)
     return regenerate(
-        open_target(target_dir), prompts, out, config, max_seconds=max_seconds, report=report
+        target,
+        prompts,
+        out,
+        config,
+        max_seconds=max_seconds,
+        compiled=target.device.type == "cuda" if compiled is None else compiled,
+        report=report,
     )
 
 
@@ -73,6 +84,7 @@ def run_train(
     eval_sets: Mapping[str, Sequence[Path]] | None = None,
     eval_limit: int = 128,
     resume: bool = False,
+    compiled: bool | None = None,
     report: Report = print,
 ) -> Path:
     """Train a head on data folders; the folder of the finished head comes back.
@@ -92,7 +104,7 @@ def run_train(
         corpus,
         config,
         out,
-        compiled=target.device.type == "cuda",
+        compiled=target.device.type == "cuda" if compiled is None else compiled,
     )
     if resume:
         trainer.resume()

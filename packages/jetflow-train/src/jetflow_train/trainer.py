@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jetflow_core.head.model import DraftHead
+from numpy.typing import NDArray
 from torch import Tensor
 
 from jetflow_train.files import write_atomic
@@ -118,7 +121,9 @@ class Trainer:
             fused=target.device.type == "cuda",
         )
         self._epoch = -1
-        self._rows: list[Any] = []
+        self._rows: list[NDArray[np.int64]] = []
+        self._packer = ThreadPoolExecutor(1, thread_name_prefix="pack")
+        self._next: tuple[int, Future[list[NDArray[np.int64]]]] | None = None
 
     def run(
         self,
@@ -164,12 +169,13 @@ class Trainer:
     def batch(self, step: int) -> Batch:
         """The batch of a step; it depends on the seed and the step alone."""
         config = self.config
-        number = self._load_epoch(0) if self._epoch < 0 else len(self._rows) // config.rows
+        if self._epoch < 0:
+            self._load_epoch(0)
         epoch, place = divmod(step, self._per_epoch)
         if epoch != self._epoch:
-            number = self._load_epoch(epoch)
-        # Epochs differ by a few rows in length; all use the length of the first.
-        place %= number
+            self._load_epoch(epoch)
+        # Epochs differ by a few rows in length; all count as long as the first.
+        place %= len(self._rows) // config.rows
         rows = self._rows[place * config.rows : (place + 1) * config.rows]
         return build_batch(
             self.corpus,
@@ -180,9 +186,9 @@ class Trainer:
             key=(config.seed, step),
         )
 
-    def _load_epoch(self, epoch: int) -> int:
+    def _load_epoch(self, epoch: int) -> None:
         config = self.config
-        self._rows = pack(self.corpus, config.width, config.seed, epoch)
+        self._rows = self._packed(epoch)
         number = len(self._rows) // config.rows
         if number < 1:
             raise ValueError(
@@ -192,7 +198,17 @@ class Trainer:
         if epoch == 0:
             self._per_epoch = number
         self._epoch = epoch
-        return number
+
+    def _packed(self, epoch: int) -> list[NDArray[np.int64]]:
+        # Packing takes seconds: the next epoch is packed while this one trains.
+        def start(number: int) -> Future[list[NDArray[np.int64]]]:
+            config = self.config
+            return self._packer.submit(pack, self.corpus, config.width, config.seed, number)
+
+        ready = self._next[1] if self._next and self._next[0] == epoch else start(epoch)
+        rows = ready.result()
+        self._next = (epoch + 1, start(epoch + 1))
+        return rows
 
     def _step(self, share: float) -> Tensor:
         config = self.config

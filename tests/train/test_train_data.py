@@ -1,0 +1,232 @@
+"""Answers, shards and packing: what training reads is exactly what the target wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jetflow_train.decode import BatchDecoder, Group, pick_tokens
+from jetflow_train.loops import MIN_REPEATED, looping_tails
+from jetflow_train.packing import build_batch, depth_weights, pack
+from jetflow_train.prompts import PromptSet, read_prompts
+from jetflow_train.regenerate import RegenerateConfig, plan_groups, regenerate
+from jetflow_train.shards import Corpus, DataMismatchError, load_corpus, read_manifest
+from jetflow_train.target import FrozenTarget, UnsupportedTargetError, from_model
+
+CPU = torch.device("cpu")
+STOP = 5
+
+
+def make_target(tiny_model: Callable[..., Any], kind: str) -> tuple[Any, FrozenTarget]:
+    model = tiny_model(kind, eos_token_id=STOP)
+    model.generation_config.eos_token_id = STOP
+    model.generation_config.pad_token_id = STOP
+    return model, from_model(model, CPU)
+
+
+def make_prompts(count: int = 10, seed: int = 0) -> PromptSet:
+    rng = np.random.default_rng(seed)
+    tokens = [rng.integers(6, 128, size=int(n)) for n in rng.integers(1, 12, size=count)]
+    return PromptSet(tokens=tokens, provenance={"files": {"p": "0"}})
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_greedy_answers_are_those_of_transformers(
+    tiny_model: Callable[..., Any], kind: str
+) -> None:
+    model, target = make_target(tiny_model, kind)
+    prompts = make_prompts(6).tokens
+    decoder = BatchDecoder(target, rows=8, capacity=64, max_new_tokens=24)
+    answers = decoder.answer(
+        Group(
+            prompts=prompts,
+            temperatures=np.zeros(6, np.float32),
+            uniforms=np.zeros((24, 6), np.float32),
+        )
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        inputs = torch.from_numpy(prompt)[None]
+        plain = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=24, do_sample=False
+        )
+        assert answer.tolist() == plain[0, len(prompt) :].tolist()
+
+
+def test_a_group_answers_like_its_prompts_alone(tiny_model: Callable[..., Any]) -> None:
+    _, target = make_target(tiny_model, "llama")
+    prompts = make_prompts(5, seed=3).tokens
+    temperatures = np.asarray([0.0, 0.7, 1.0, 0.8, 0.0], np.float32)
+    uniforms = np.random.default_rng(1).random((20, 5), dtype=np.float32)
+    decoder = BatchDecoder(target, rows=5, capacity=40, max_new_tokens=20)
+    together = decoder.answer(Group(prompts, temperatures, uniforms))
+    for i in range(5):
+        alone = decoder.answer(
+            Group(prompts[i : i + 1], temperatures[i : i + 1], uniforms[:, i : i + 1])
+        )
+        assert alone[0].tolist() == together[i].tolist()
+
+
+def test_sampled_tokens_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -50.0]]).expand(4000, -1)
+    uniforms = (torch.arange(4000) + 0.5) / 4000
+    picked = pick_tokens(logits, torch.full((4000,), 0.5), uniforms, True)
+    shares = torch.bincount(picked, minlength=4) / 4000
+    assert torch.allclose(shares, torch.softmax(logits[0] / 0.5, -1), atol=1e-3)
+    greedy = pick_tokens(logits, torch.zeros(4000), uniforms, True)
+    assert (greedy == 2).all()
+
+
+def test_a_killed_run_goes_on_exactly(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
+    _, target = make_target(tiny_model, "llama")
+    prompts, config = (
+        make_prompts(30),
+        RegenerateConfig(rows=4, max_new_tokens=12, temperatures=(0.0, 1.0)),
+    )
+    whole = regenerate(target, prompts, tmp_path / "whole", config, report=_quiet)
+    assert whole["complete"] and whole["jobs"]["answered"] == 60
+    regenerate(target, prompts, tmp_path / "cut", config, max_seconds=1e-9, report=_quiet)
+    half = read_manifest(tmp_path / "cut")
+    assert half is not None and not half["complete"]
+    # A shard that no manifest lists is what a kill leaves behind.
+    (tmp_path / "cut" / "tokens-000001.safetensors").write_bytes(b"half")
+    rest = regenerate(target, prompts, tmp_path / "cut", config, report=_quiet)
+    assert {e["name"]: e["sha256"] for e in rest["shards"]} == {
+        e["name"]: e["sha256"] for e in whole["shards"]
+    }
+
+
+def test_other_targets_settings_and_damage_are_refused(
+    tiny_model: Callable[..., Any], tmp_path: Path
+) -> None:
+    _, target = make_target(tiny_model, "llama")
+    _, other = make_target(tiny_model, "qwen3")
+    prompts, config = make_prompts(4), RegenerateConfig(rows=4, max_new_tokens=4)
+    regenerate(target, prompts, tmp_path, config, report=_quiet)
+    assert len(load_corpus([tmp_path], target.fingerprint)) == 12
+    with pytest.raises(DataMismatchError, match="target"):
+        load_corpus([tmp_path], other.fingerprint)
+    with pytest.raises(DataMismatchError, match="target"):
+        regenerate(other, prompts, tmp_path, config, report=_quiet)
+    with pytest.raises(DataMismatchError, match="generation"):
+        regenerate(
+            target,
+            prompts,
+            tmp_path,
+            RegenerateConfig(rows=4, max_new_tokens=5),
+            report=_quiet,
+        )
+    shard = next(tmp_path.glob("tokens-*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(DataMismatchError, match="checksum"):
+        load_corpus([tmp_path], target.fingerprint)
+    with pytest.raises(DataMismatchError, match="no manifest"):
+        load_corpus([tmp_path / "nothing"], target.fingerprint)
+
+
+def test_an_unknown_architecture_is_refused(tiny_model: Callable[..., Any]) -> None:
+    with pytest.raises(UnsupportedTargetError, match="qwen3_moe"):
+        from_model(tiny_model("qwen3_moe", dtype=torch.float32), CPU)
+
+
+def test_prompt_files_name_the_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"text": "b"}) + "\n")
+    assert read_prompts([path], limit=1) == ["a"]
+    with pytest.raises(ValueError, match=r"p\.jsonl:2"):
+        read_prompts([path])
+
+
+@given(
+    head=st.lists(st.integers(0, 5), max_size=50),
+    loop=st.lists(st.integers(0, 5), min_size=1, max_size=45),
+    length=st.integers(0, 120),
+)
+def test_looping_tails_equal_their_definition(
+    head: list[int], loop: list[int], length: int
+) -> None:
+    tail = (loop * (1 + length // len(loop)))[:length]
+    tokens = np.asarray([*head, *tail, 0], dtype=np.int64)
+    best = 0
+    for period in range(1, min(40, len(tokens) - 1) + 1):
+        repeated = 0
+        while repeated < len(tokens) - period and (
+            tokens[-1 - repeated] == tokens[-1 - repeated - period]
+        ):
+            repeated += 1
+        best = max(best, repeated)
+    assert looping_tails(tokens[None]).tolist() == [best if best >= MIN_REPEATED else 0]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), max_size=40),
+    rows=st.integers(1, 7),
+    seed=st.integers(0, 3),
+)
+def test_groups_hold_every_job_once(lengths: list[int], rows: int, seed: int) -> None:
+    config = RegenerateConfig(
+        rows=rows, seed=seed, max_prompt_tokens=8, temperatures=(0.0, 0.7, 1.0)
+    )
+    groups = plan_groups(lengths, config)
+    jobs = [(job.prompt, job.temperature) for group in groups for job in group]
+    kept = [i for i, n in enumerate(lengths) if 1 <= n <= 8]
+    assert sorted(jobs) == sorted((i, t) for i in kept for t in config.temperatures)
+    assert all(len({job.temperature == 0 for job in group}) == 1 for group in groups)
+
+
+def corpus_of(pairs: list[tuple[int, int]]) -> Corpus:
+    rng = np.random.default_rng(0)
+    return Corpus.of(
+        [rng.integers(0, 100, size=p) for p, _ in pairs],
+        [rng.integers(0, 100, size=a) for _, a in pairs],
+        np.zeros(len(pairs), np.float32),
+        np.zeros(len(pairs), np.bool_),
+    )
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), min_size=1, max_size=60),
+    seed=st.integers(0, 3),
+)
+def test_packing_keeps_sequences_whole(pairs: list[tuple[int, int]], seed: int) -> None:
+    width, depth, corpus = 24, 5, corpus_of(pairs)
+    rows = pack(corpus, width, seed, 0)
+    usable = [i for i, (p, a) in enumerate(pairs) if min(p + a, width) - p >= 2]
+    assert sorted(i for row in rows for i in row.tolist()) == usable
+    if not rows:
+        return
+    batch = build_batch(corpus, rows, width=width, anchors=7, depth=depth, key=(seed, 3))
+    for r, row in enumerate(rows):
+        for number, sequence in enumerate(row.tolist()):
+            here = batch.documents[r] == number
+            text = corpus.sequence(sequence)[:width]
+            assert batch.tokens[r][here].tolist() == text.tolist()
+            assert batch.positions[r][here].tolist() == list(range(len(text)))
+        for anchor, reach in zip(batch.anchors[r], batch.reach[r], strict=True):
+            number = batch.documents[r, anchor]
+            columns = np.flatnonzero(batch.documents[r] == number)
+            prompt = corpus.prompt_len[row[number]]
+            assert columns[0] + prompt - 1 <= anchor < columns[-1]
+            # The deepest teacher is the last column that still has a token behind it.
+            assert reach == min(depth, columns[-1] - anchor)
+    again = build_batch(corpus, rows, width=width, anchors=7, depth=depth, key=(seed, 3))
+    assert (again.anchors == batch.anchors).all()
+
+
+def test_weights_follow_the_depth_and_sum_to_one() -> None:
+    weights = depth_weights(np.asarray([[2, 3]]), 3, gamma=4.0)
+    raw = np.exp(-np.asarray([[0, 1, np.inf], [0, 1, 2]]) / 4)
+    assert np.allclose(weights[0], raw / raw.sum())
+    assert (depth_weights(np.zeros((1, 2), np.int64), 3, gamma=4.0) == 0).all()
+    with pytest.raises(ValueError, match="gamma"):
+        depth_weights(np.zeros((1, 2), np.int64), 3, gamma=0.0)
+
+
+def _quiet(text: str) -> None:
+    assert text

@@ -1,0 +1,298 @@
+"""The training pass equals the drafting pass, the chunked loss equals the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jetflow_core.head.drafter import HeadDrafter
+from jetflow_core.head.model import DraftHead
+from jetflow_train.blocks import run_blocks
+from jetflow_train.evaluate import draft_everywhere, evaluate
+from jetflow_train.initialise import head_config, new_head, spread_taps
+from jetflow_train.loss import LossRows, chunked_losses, reference_losses
+from jetflow_train.schedule import Horizon, learning_rate_factor
+from jetflow_train.shards import Corpus, DataMismatchError
+from jetflow_train.step import document_mask, teacher_columns
+from jetflow_train.target import FrozenTarget, from_model
+from jetflow_train.trainer import DivergedError, TrainConfig, Trainer
+from torch import Tensor
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[..., Any]) -> Any:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def target(model: Any) -> FrozenTarget:
+    return from_model(model, CPU)
+
+
+def make_head(target: FrozenTarget, *, block_size: int = 5, path_rank: int = 8) -> DraftHead:
+    config = head_config(
+        target.shape, num_layers=2, block_size=block_size, path_rank=path_rank, taps=(0, 1, 3)
+    )
+    sample = torch.arange(64).view(2, 32) % target.shape.vocab_size
+    head = new_head(target, config, sample, seed=0).to(target.dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        # Zero-initialised parts would hide an error in how they enter.
+        if head.path is not None:
+            head.path.out.weight.normal_(0, 0.3, generator=generator)
+        head.depth_offsets.normal_(0, 0.3, generator=generator)
+    return head
+
+
+def packed_row(lengths: tuple[int, ...], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(0, 128, (1, width), generator=generator)
+    documents = torch.full((1, width), -1)
+    positions = torch.zeros(1, width, dtype=torch.int64)
+    start = 0
+    for number, length in enumerate(lengths):
+        documents[0, start : start + length] = number
+        positions[0, start : start + length] = torch.arange(length)
+        start += length
+    return tokens, documents, positions
+
+
+def test_captured_features_are_those_of_transformers(model: Any, target: FrozenTarget) -> None:
+    tokens, documents, positions = packed_row((9, 7), 18)
+    features, final = target.capture(tokens, positions, document_mask(documents), (0, 1, 3))
+    for start, end in ((0, 9), (9, 16)):
+        plain = model(tokens[:, start:end], output_hidden_states=True)
+        assert torch.allclose(
+            final[:, start:end] @ target.lm_head.T, plain.logits, atol=1e-9, rtol=0
+        )
+        wanted = torch.cat([plain.hidden_states[1], plain.hidden_states[2]], -1)
+        assert torch.allclose(features[:, start:end, :128], wanted, atol=1e-9, rtol=0)
+
+
+def test_packed_blocks_equal_the_block_pass_on_the_cut_context(target: FrozenTarget) -> None:
+    head = make_head(target)
+    tokens, documents, positions = packed_row((11, 8), 21)
+    mask = document_mask(documents)
+    features, _ = target.capture(tokens, positions, mask, head.config.target_layer_ids)
+    anchors = torch.tensor([[0, 3, 3, 9, 11, 15]])
+    packed = run_blocks(head, features, target.embedding, tokens, documents, positions, anchors)
+    for i, anchor in enumerate(anchors[0].tolist()):
+        start = 0 if anchor < 11 else 11
+        places = positions[:, start:anchor]
+        context = head.context_keys_values(head.fuse(features[:, start:anchor]), places)
+        block = head.block_input(tokens[0, anchor : anchor + 1], target.embedding, 4)
+        slots = anchor - start + torch.arange(5)[None]
+        seen = torch.ones(5, anchor - start, dtype=torch.bool)
+        whole = torch.cat([seen, head.block_mask(5, CPU)], dim=1)[None, None]
+        alone = head.depth_rows(head.run_block(block, slots, context, whole), 4)
+        assert torch.allclose(packed[0, i], alone[0], atol=1e-9, rtol=0)
+
+
+def test_nothing_at_or_behind_the_anchor_leaks(target: FrozenTarget) -> None:
+    head = make_head(target)
+    tokens, documents, positions = packed_row((11, 8), 21)
+    features = torch.randn(1, 21, head.config.feature_size, dtype=target.dtype)
+    anchors = torch.tensor([[4, 14]])
+
+    def run(features: Tensor, tokens: Tensor) -> Tensor:
+        return run_blocks(head, features, target.embedding, tokens, documents, positions, anchors)
+
+    before = run(features, tokens)
+    changed, others = features.clone(), tokens.clone()
+    changed[0, 4:11] += 100.0
+    changed[0, 14:] += 100.0
+    others[0, 5:11] = 1
+    others[0, 15:] = 1
+    assert torch.equal(run(changed, others), before)
+    changed[0, 3] += 1.0
+    after = run(changed, others)
+    assert not torch.equal(after[0, 0], before[0, 0])
+    assert torch.equal(after[0, 1], before[0, 1])
+
+
+@settings(max_examples=20)
+@given(
+    chunks=st.integers(1, 3),
+    rows=st.integers(1, 6),
+    path=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_chunked_loss_and_gradients_equal_the_reference(
+    chunks: int, rows: int, path: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    vocab, hidden, rank, teachers = 17, 8, 3, 4
+    lm_head, out = draw(vocab, hidden), draw(vocab, rank).requires_grad_()
+    weights = draw(chunks, rows).abs()
+    weights[0, 0] = 0.0
+    inputs = LossRows(
+        hidden=draw(chunks, rows, hidden).requires_grad_(),
+        parents=draw(chunks, rows, rank).requires_grad_() if path else None,
+        teacher=draw(chunks, teachers, hidden),
+        index=torch.randint(0, teachers, (chunks, rows), generator=generator),
+        weights=weights,
+    )
+    learnt = [inputs.hidden] + ([inputs.parents, out] if inputs.parents is not None else [])
+    results = []
+    for losses in (
+        reference_losses(inputs, lm_head, out if path else None),
+        chunked_losses(inputs, lm_head, out if path else None),
+    ):
+        grads = torch.autograd.grad(2.0 * losses.base + 3.0 * losses.path, learnt)
+        results.append([losses.base, losses.path, losses.base_rows, losses.path_rows, *grads])
+    for plain, fast in zip(*results, strict=True):
+        assert torch.allclose(plain, fast, atol=1e-12, rtol=1e-10)
+    assert (results[1][4][0, 0] == 0).all()
+
+
+def greedy_corpus(target: FrozenTarget, count: int, length: int) -> Corpus:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 128, size=3) for _ in range(count)]
+    answers = [rng.integers(0, 128, size=length) for _ in range(count)]
+    return Corpus.of(prompts, answers, np.zeros(count, np.float32), np.zeros(count, np.bool_))
+
+
+def test_teachers_are_the_true_parents_columns() -> None:
+    columns = teacher_columns(torch.tensor([[2, 6]]), 3, 8)
+    assert columns.tolist() == [[[2, 3, 4], [6, 7, 7]]]
+
+
+def test_drafts_equal_those_of_the_decode_engines_drafter(target: FrozenTarget) -> None:
+    head = make_head(target).requires_grad_(False)
+    tokens = np.arange(3, 15, dtype=np.int64) * 7 % 128
+    drafts, _ = draft_everywhere(target, head, target.embedding, tokens, 4, use_path=True)
+    assert len(drafts) == len(tokens) - 1 - 4
+    row, positions = torch.from_numpy(tokens)[None], torch.arange(len(tokens))[None]
+    features, _ = target.capture(
+        row, positions, document_mask(torch.zeros_like(row)), head.config.target_layer_ids
+    )
+    drafter = HeadDrafter(head, target.embedding, target.lm_head, num_slots=1, capacity=64)
+    for i, root in enumerate(range(4, len(tokens) - 1)):
+        drafter.begin(0, tokens[:root].tolist())
+        drafter.observe(0, tokens[:root].tolist(), features[0, :root])
+        (wanted,) = drafter.propose([0], [int(tokens[root])], head.config.max_depth)
+        assert (wanted.tokens == drafts[i].tokens).all()
+        # The drafter works in fp32 from the logits on.
+        assert np.allclose(wanted.log_probs, drafts[i].log_probs, atol=1e-4)
+
+
+def narrow(target: FrozenTarget) -> FrozenTarget:
+    """The same target in fp32, as training uses it on a CPU."""
+
+    def cast(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) else value
+
+    return replace(
+        target,
+        layers=tuple(type(w)(*map(cast, w)) for w in target.layers),
+        **{
+            name: cast(getattr(target, name))
+            for name in ("embedding", "lm_head", "final_norm", "cos", "sin")
+        },
+    )
+
+
+def make_trainer(
+    target: FrozenTarget, out: Path, *, corpus: Corpus | None = None, **settings: Any
+) -> Trainer:
+    config = TrainConfig(**{"rows": 2, "width": 32, "anchors": 4, "chunks": 2, **settings})
+    head = make_head(target).float()
+    corpus = corpus or greedy_corpus(target, 8, 12)
+    return Trainer(target, head, corpus, config, out, compiled=False)
+
+
+def test_twenty_steps_equal_ten_and_ten_resumed(target: FrozenTarget, tmp_path: Path) -> None:
+    single = narrow(target)
+    horizon = Horizon(steps=20)
+    straight = make_trainer(single, tmp_path / "a")
+    straight.run(horizon, report=_quiet)
+    make_trainer(single, tmp_path / "b").run(horizon, stop_after=10, report=_quiet)
+    second = make_trainer(single, tmp_path / "b")
+    assert second.resume() and second.progress.step == 10
+    second.run(horizon, report=_quiet)
+    assert second.progress.step == 20
+    for (name, one), other in zip(
+        straight.head.named_parameters(), second.head.parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+    changed = make_trainer(single, tmp_path / "b", gamma=7.0)
+    with pytest.raises(DataMismatchError, match="gamma"):
+        changed.resume()
+
+
+def test_a_broken_weight_is_never_written(target: FrozenTarget, tmp_path: Path) -> None:
+    trainer = make_trainer(narrow(target), tmp_path)
+    with torch.no_grad():
+        trainer.head.norm.weight[0] = float("nan")
+    with pytest.raises(DivergedError, match=r"norm\.weight"):
+        trainer.save()
+    with pytest.raises(DivergedError, match="loss nan"):
+        trainer.run(Horizon(steps=2), log_every=1, report=_quiet)
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_one_batch_overfits_to_the_full_depth(target: FrozenTarget, tmp_path: Path) -> None:
+    from jetflow_train.decode import BatchDecoder, Group
+
+    # A random target is nearly undecided; a larger lm_head makes its answers certain.
+    single = narrow(target)
+    single = replace(single, lm_head=16 * single.lm_head)
+    prompts = [np.asarray([9, 4, 77]), np.asarray([50, 3])]
+    answers = BatchDecoder(single, rows=2, capacity=40, max_new_tokens=20).answer(
+        Group(prompts, np.zeros(2, np.float32), np.zeros((20, 2), np.float32))
+    )
+    corpus = Corpus.of(prompts, answers, np.zeros(2, np.float32), np.zeros(2, np.bool_))
+    trainer = make_trainer(
+        single, tmp_path, corpus=corpus, rows=1, chunks=1, width=64, anchors=40,
+        learning_rate=3e-3, gamma=100.0,
+    )  # fmt: skip
+    head_depth = trainer.head.config.max_depth
+    before = evaluate(single, trainer.head, corpus, budgets=(16,)).walks["16"].tau
+    trainer.run(Horizon(steps=100), report=_quiet)
+    after = evaluate(single, trainer.head, corpus, budgets=(16,))
+    # 20 tokens an answer, in rounds of 4 accepted ones and the correction.
+    assert before < 2.0
+    assert after.walks["16"].tau == head_depth + 1
+    assert min(after.top1_by_depth) > 0.9
+
+
+def test_the_walk_refuses_sampled_answers(target: FrozenTarget) -> None:
+    corpus = Corpus.of(
+        [np.asarray([1, 2])], [np.asarray([3, 4])], np.ones(1, np.float32), np.zeros(1, np.bool_)
+    )
+    with pytest.raises(ValueError, match="greedy"):
+        evaluate(target, make_head(target), corpus)
+
+
+def test_the_schedule_warms_up_and_ends_at_its_floor() -> None:
+    factors = [learning_rate_factor(x, 0.04, 0.06) for x in np.linspace(0, 1, 101)]
+    assert factors[0] > 0 and max(factors) == pytest.approx(1.0) and factors[4] == max(factors)
+    assert factors[-1] == pytest.approx(0.06)
+    assert learning_rate_factor(7.0, 0.04, 0.06) == pytest.approx(0.06)
+    assert Horizon(minutes=2.0).progress(60.0, 5) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="either"):
+        Horizon()
+    with pytest.raises(ValueError, match="above 0"):
+        Horizon(steps=0)
+
+
+def test_default_taps_are_spread_over_the_target() -> None:
+    assert spread_taps(30) == (1, 8, 14, 21, 27)
+    assert spread_taps(4) == (1,)
+
+
+def _quiet(text: str) -> None:
+    assert text
