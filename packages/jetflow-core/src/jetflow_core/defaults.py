@@ -14,8 +14,17 @@ def default_target() -> Path:
 
 
 def default_head() -> Path:
-    """Folder of the demonstration head for the embedded target."""
-    return Path(str(files("jetflow_core") / "data" / "smollm2-135m-head"))
+    """Folder of the demonstration head for the embedded target.
+
+    Raises:
+        ValueError: this installation lacks it.
+    """
+    folder = Path(str(files("jetflow_core") / "data" / "smollm2-135m-head"))
+    if not folder.is_dir():
+        raise ValueError(
+            "this installation of jetflow-core lacks the demonstration head; name another head"
+        )
+    return folder
 
 
 def is_default_target(target: str | Path | None) -> bool:

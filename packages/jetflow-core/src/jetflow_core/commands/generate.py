@@ -1,5 +1,80 @@
-"""``jetflow generate``."""
+"""``jetflow generate``: text from prompts, with what it took to write it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from jetflow_core.commands.growing import GrowOptions
+from jetflow_core.commands.models import ModelOptions
+from jetflow_core.commands.sampling import SamplingOptions
+
+_MODELS, _TREES, _SAMPLING = ModelOptions(), GrowOptions(), SamplingOptions()
 
 
-def command() -> None:
-    """Write text with a target and a draft head, and say how fast it went."""
+def command(
+    *prompts: Annotated[str, Parameter(help='Texts to answer; "-" reads one from stdin.')],
+    models: ModelOptions = _MODELS,
+    trees: GrowOptions = _TREES,
+    sampling: SamplingOptions = _SAMPLING,
+    raw: Annotated[
+        bool, Parameter(help="Continue the text as it is, without a chat template.", negative=())
+    ] = False,
+    compare: Annotated[
+        bool,
+        Parameter(
+            help="Decode plainly as well (same engine, budget 1, afterwards) and tell the speed-up "
+            "of the decode loop, loading left out.",
+            negative=(),
+        ),
+    ] = False,
+    check_lossless: Annotated[
+        bool,
+        Parameter(
+            help="Decode plainly as well and tell the first differing token with its logit gap; "
+            "exit code 1 if rounding does not explain it.",
+            negative=(),
+        ),
+    ] = False,
+    stats: Annotated[
+        str | None, Parameter(help="Write all figures into this JSON file, rounds included.")
+    ] = None,
+) -> int:
+    """Write text with a target and a draft head, and say how fast it went.
+
+    Several prompts are answered one after the other. On a terminal, drafted tokens that the target
+    accepted are green. The line after each text tells tau = new tokens / rounds: a round is one
+    draft and one pass of the target, and gives its accepted tokens and one more. Prompt lookup is
+    the tau that copying from the text itself would reach.
+    """
+    from jetflow_core.commands.screen import Screen
+    from jetflow_core.commands.writing import Writing, write
+
+    texts = _prompt_texts(prompts)
+    with Screen() as screen:
+        wanted = Writing(
+            texts=texts,
+            models=models,
+            trees=trees,
+            sampling=sampling,
+            chat=not raw,
+            compare=compare,
+            check_lossless=check_lossless,
+            stats=stats,
+        )
+        return write(wanted, screen)
+
+
+def _prompt_texts(prompts: tuple[str, ...]) -> tuple[str, ...]:
+    """The prompts, "-" read from stdin.
+
+    Raises:
+        ValueError: none, or stdin twice.
+    """
+    if not prompts:
+        raise ValueError('no prompt: give at least one text, or "-" to read it from stdin')
+    if prompts.count("-") > 1:
+        raise ValueError('the prompt "-" may be given once: stdin can be read only once')
+    return tuple(sys.stdin.read() if prompt == "-" else prompt for prompt in prompts)

@@ -50,8 +50,12 @@ class ModelOptions:
         Raises:
             ValueError: something does not exist, cannot be loaded or does not fit.
         """
+        from transformers.utils import logging
+
         from jetflow_core.engine import load
 
+        # The command shows progress of its own, and stderr is for errors.
+        logging.disable_progress_bar()
         device = self.torch_device()
         self.set_threads()
         self.prepare_target(report)
