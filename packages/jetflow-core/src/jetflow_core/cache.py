@@ -35,6 +35,11 @@ class KVCache:
         return self.buffer.shape[2]
 
     @property
+    def kv_heads(self) -> int:
+        """Key heads."""
+        return self.buffer.shape[3]
+
+    @property
     def rows(self) -> int:
         """Rows of a slot, drafted ones included."""
         return self.buffer.shape[4]
@@ -48,6 +53,29 @@ class KVCache:
     def read(self, layer: int, slot: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[kv_heads, stop, head_dim]` of rows `0 .. stop - 1`, as views."""
         return self.buffer[0, layer, slot, :, :stop], self.buffer[1, layer, slot, :, :stop]
+
+    def write_rows(
+        self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """Store row i of `keys` and `values` `[kv_heads, N, head_dim]` in a slot of its own.
+
+        Args:
+            layer: Which layer.
+            slots: `[N]` on the cache's device.
+            positions: `[N]` cache rows, same device.
+            keys: What goes there.
+            values: The same shape.
+        """
+        self.buffer[0, layer][slots, :, positions] = keys.transpose(0, 1)
+        self.buffer[1, layer][slots, :, positions] = values.transpose(0, 1)
+
+    def take(self, layer: int, slots: Tensor, stop: int) -> tuple[Tensor, Tensor]:
+        """Copies of rows `0 .. stop - 1` of some slots, `[S, kv_heads, stop, head_dim]` each.
+
+        Rows that were never written come along as they are.
+        """
+        stored = self.buffer[:, layer, :, :, :stop]
+        return stored[0].index_select(0, slots), stored[1].index_select(0, slots)
 
     def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
         """Move rows `start + rows[i]` to `start + i` in every layer.

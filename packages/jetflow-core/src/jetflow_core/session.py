@@ -1,7 +1,7 @@
 """The cached state of requests on a target: prefill, verify a tree, commit a path."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -9,8 +9,9 @@ from jetflow_tree import Tree, ancestor_matrix
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jetflow_core.attention import Pass, Segment, visibility_bias
+from jetflow_core.attention import Pass
 from jetflow_core.cache import KVCache
+from jetflow_core.layouts import BatchedLayout, Segment, SlotwiseLayout
 from jetflow_core.rows import RowOutput
 from jetflow_core.target import Target
 
@@ -203,30 +204,18 @@ class CachedSession:
         tokens: NDArray[np.int64],
         positions: NDArray[np.int64],
     ) -> tuple[Tensor, Tensor]:
-        counts = [len(rows) for rows in visible]
         segments = [
-            Segment(
-                slot=slot,
-                start=self._lengths[slot],
-                offset=stop - count,
-                count=count,
-                bias=visibility_bias(
-                    rows,
-                    start=self._lengths[slot],
-                    group=self.target.num_heads // self.target.num_kv_heads,
-                    dtype=self.target.dtype,
-                    device=self.target.device,
-                ),
-            )
-            for slot, rows, count, stop in zip(
-                slots, visible, counts, accumulate(counts), strict=True
-            )
+            Segment(slot=slot, start=self._lengths[slot], visible=rows)
+            for slot, rows in zip(slots, visible, strict=True)
         ]
+        # On a CPU nothing is gained by one call for all slots, and padding costs.
+        batched = len(segments) > 1 and self.target.device.type != "cpu"
+        layout = BatchedLayout if batched else SlotwiseLayout
         device = self.target.device
         return self.target.run(
             torch.from_numpy(tokens).to(device),
             torch.from_numpy(positions).to(device),
-            Pass(self.cache, segments),
+            Pass(layout(self.cache, segments, self.target.num_heads)),
         )
 
     def _check_slot(self, slot: int) -> None:
