@@ -12,10 +12,7 @@ Files = Annotated[list[Path], Parameter(consume_multiple=True)]
 Folders = Annotated[list[Path], Parameter(consume_multiple=True)]
 Numbers = Annotated[list[float], Parameter(consume_multiple=True)]
 
-data = App(name="data", help="Make training data: let the target answer prompts.")
 
-
-@data.command
 def regenerate(
     *,
     target: Path,
@@ -69,19 +66,15 @@ def regenerate(
     say(f"{manifest['jobs']}, {tokens:,} tokens with prompts, complete: {manifest['complete']}")
 
 
-train = App(name="train", help="Train a draft head on what its target wrote.")
-
-
-@train.default
-def train_head(
+def train(
     *,
     target: Path,
     data: Folders,
     out: Path,
     max_minutes: float | None = None,
     max_steps: int | None = None,
-    evaluate: Files | None = None,
-    evaluate_prompts: int = 128,
+    eval_prompts: Files | None = None,
+    eval_limit: int = 128,
     resume: bool = False,
     compile: bool | None = None,
     layers: int = 3,
@@ -96,7 +89,9 @@ def train_head(
     gamma: float = 4.0,
     seed: int = 0,
 ) -> None:
-    """Train a head; the schedule ends with the horizon, whatever the machine's speed.
+    """Train a draft head on what its target wrote.
+
+    The schedule ends with the horizon, whatever the machine's speed.
 
     Args:
         target: Folder of the target.
@@ -104,8 +99,8 @@ def train_head(
         out: Run folder: state, metrics, `head` and `head-8bit`.
         max_minutes: Horizon in time (without the first, compiling step).
         max_steps: Horizon in steps, instead of `max_minutes`.
-        evaluate: JSONL prompt files, each its own held-out set.
-        evaluate_prompts: Prompts taken from each of them.
+        eval_prompts: JSONL prompt files, each its own held-out set.
+        eval_limit: Prompts taken from each of them.
         resume: Go on with the run in `out`.
         compile: Compile the step's heavy parts; by default on a GPU.
         layers: Layers of the head.
@@ -140,8 +135,8 @@ def train_head(
         ),
         HeadChoice(num_layers=layers, block_size=block_size, path_rank=path_rank),
         Horizon(minutes=max_minutes, steps=max_steps),
-        eval_sets={path.stem: [path] for path in evaluate or []},
-        eval_limit=evaluate_prompts,
+        eval_sets={path.stem: [path] for path in eval_prompts or []},
+        eval_limit=eval_limit,
         resume=resume,
         compiled=compile,
         report=say,
@@ -149,7 +144,7 @@ def train_head(
     say(f"head: {head}")
 
 
-def evaluate_head(*, target: Path, head: Path, prompts: Files, limit: int = 128) -> None:
+def evaluate(*, target: Path, head: Path, prompts: Files, limit: int = 128) -> None:
     """Tau of a stored head, walked offline over greedy answers to held-out prompts.
 
     Args:
@@ -186,8 +181,9 @@ def say(text: str) -> None:
 def main() -> None:
     """The package's own command, for machines without the `jetflow` one."""
     app = App(name="jetflow-train")
+    data = App(name="data", help="Make the data that a draft head is trained on.")
+    data.command(regenerate)
     app.command(data)
-    app.command(train)
-    app.command(evaluate_head, name="evaluate")
-    app.command(smoke)
+    for command in (train, evaluate, smoke):
+        app.command(command)
     app()

@@ -205,9 +205,11 @@ def _pooled_top1(results: Mapping[str, dict[str, Any]]) -> tuple[float, ...]:
     return tuple(round(sum(column) / len(column), 4) for column in zip(*rows, strict=True))
 
 
-def _tokenizer_sha256(target_dir: Path) -> str | None:
-    path = target_dir / "tokenizer.json"
-    return sha256_file(path) if path.is_file() else None
+def _tokenizer_sha256(target_dir: Path) -> str:
+    from jetflow_core.fit import tokenizer_fingerprint
+    from transformers import AutoTokenizer
+
+    return tokenizer_fingerprint(AutoTokenizer.from_pretrained(str(target_dir)))
 
 
 def _provenance(
