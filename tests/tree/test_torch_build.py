@@ -16,7 +16,9 @@ FEW = settings(max_examples=150, deadline=None)
 def candidate_tables(draw: st.DrawFn, depth: int, width: int) -> Candidates:
     """Small tables full of ties: of equal rows, of sums across depths, of certain candidates."""
     parents = draw(st.sampled_from([1, width]))
-    grid = draw(hnp.arrays(np.int64, (depth, parents, width), elements=st.integers(0, 3)))
+    grid = draw(
+        hnp.arrays(np.int64, (depth, parents, width), elements=st.integers(0, 3), fill=st.nothing())
+    )
     # Shares of a whole: a lone candidate has probability 1, a child ties with its parent.
     with np.errstate(divide="ignore"):
         shares = np.log(grid / np.maximum(grid.sum(-1, keepdims=True), 1))
@@ -59,6 +61,22 @@ def test_equals_the_heap_in_order_on_ragged_batches(data, shapes, budget):
     assert trees.valid.all()
     for found, root, each, rows in zip(to_trees(trees), roots, candidates, live, strict=True):
         assert_same(found, BestFirst().build(root, each, rows))
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("budget", [3, 6, 20])
+def test_equals_the_heap_when_nodes_of_different_parents_tie(conditional, budget):
+    """Sums of halves tie across branches and depths; a cut through such ties must be the heap's."""
+    rng = np.random.default_rng(budget)
+    depth, width = 4, 3
+    steps = rng.integers(0, 4, size=(60, depth, width if conditional else 1, width))
+    tokens = np.tile(np.arange(width), (depth, 1))
+    tables = [Candidates(tokens=tokens, log_probs=-0.5 * each) for each in steps]
+    trees = best_first(
+        *stack_candidates(tables, device="cpu"), torch.zeros(60, dtype=torch.int64), budget
+    )
+    for found, table in zip(to_trees(trees), tables, strict=True):
+        assert_same(found, BestFirst().build(0, table, budget))
 
 
 @pytest.mark.parametrize("conditional", [False, True])

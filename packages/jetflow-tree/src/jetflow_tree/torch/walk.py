@@ -56,13 +56,14 @@ def walk(trees: DeviceTrees, picks: Tensor) -> DeviceAccepted:
 
 
 def _accepted_rows(trees: DeviceTrees, picks: Tensor) -> Tensor:
-    """[R, B] bool: the rows whose every step from the root is the target's pick."""
+    """[R, B] bool: the rows whose every step from the root is the target's pick.
+
+    What it says of padding rows has no meaning; their depth of 0 keeps them off the path.
+    """
     rows = torch.arange(trees.budget, device=picks.device)
-    is_root = rows == 0
-    parent = trees.parents.clamp(min=0)
-    picked = is_root | ((trees.parents >= 0) & (picks.gather(1, parent) == trees.tokens))
+    jump = trees.parents.clamp(min=0)
+    picked = (rows == 0) | (picks.gather(1, jump) == trees.tokens)
     # Pointer doubling, as in the ancestor words: log2(D) steps instead of D.
-    jump = parent
     for _ in range(trees.max_depth.bit_length()):
         picked = picked & picked.gather(1, jump)
         jump = jump.gather(1, jump)
