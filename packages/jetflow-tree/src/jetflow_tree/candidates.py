@@ -40,7 +40,8 @@ class Candidates:
 
     def __post_init__(self) -> None:
         tokens = _as_tokens(self.tokens)
-        log_probs = np.array(self.log_probs, dtype=np.float64)
+        # The sum copies, and it turns -0.0 into 0.0, so that no score can be a negative zero.
+        log_probs = np.asarray(self.log_probs, dtype=np.float64) + 0.0
         _check_shapes(tokens, log_probs)
         _check_tokens(tokens)
         _check_log_probs(log_probs)

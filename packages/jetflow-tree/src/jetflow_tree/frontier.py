@@ -61,8 +61,9 @@ class Frontier:
         """
         shapes = [table.log_probs.shape for table in tables]
         depth = sum([shape[0] for shape in shapes])
-        parents = max([shape[1] for shape in shapes])
         width = max([shape[2] for shape in shapes])
+        # A marginal table among conditioned ones says the same below each of its candidates.
+        parents = width if any([shape[1] > 1 for shape in shapes]) else 1
         # A closing +inf ends the walk along siblings, so it needs no length.
         costs = np.full((depth, parents, width + 1), inf)
         self._stride: int = width + 1
