@@ -1,4 +1,5 @@
 # What .ci/run is made of. Sourced, with $work a temporary folder.
+set -euo pipefail
 
 # Runs a command under a name, and says how long it took.
 stage() {
