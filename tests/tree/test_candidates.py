@@ -114,6 +114,4 @@ def test_from_logits_refuses_nonsense():
 
 def test_extreme_logits_do_not_overflow():
     candidates = Candidates.from_logits([[1e300, 0.0, -1e300]], 3)
-    assert candidates.log_probs[0, 0].tolist() == [0.0, -1e300, -np.inf] or (
-        candidates.log_probs[0, 0, 0] == 0.0 and (candidates.log_probs <= 0.0).all()
-    )
+    assert candidates.log_probs[0, 0].tolist() == [0.0, -1e300, -2e300]
