@@ -20,22 +20,20 @@ def command(
     trees: GrowOptions = _TREES,
     sampling: SamplingOptions = _SAMPLING,
     raw: Annotated[
-        bool, Parameter(help="Continue the text as it is, without a chat template.", negative=())
+        bool, Parameter(help="Continue the text as it is, without a chat template.")
     ] = False,
     compare: Annotated[
         bool,
         Parameter(
             help="Decode plainly as well (same engine, budget 1, afterwards) and tell the speed-up "
-            "of the decode loop, loading left out.",
-            negative=(),
+            "of the decode loop, loading left out."
         ),
     ] = False,
     check_lossless: Annotated[
         bool,
         Parameter(
             help="Decode plainly as well and tell the first differing token with its logit gap; "
-            "exit code 1 if rounding does not explain it.",
-            negative=(),
+            "exit code 1 if rounding does not explain it."
         ),
     ] = False,
     stats: Annotated[

@@ -50,38 +50,31 @@ class ModelOptions:
         Raises:
             ValueError: something does not exist, cannot be loaded or does not fit.
         """
-        from transformers.utils import logging
-
         from jetflow_core.engine import load
 
-        # The command shows progress of its own, and stderr is for errors.
-        logging.disable_progress_bar()
         device = self.torch_device()
-        self.set_threads()
-        self.prepare_target(report)
+        self.begin(report)
         report("loading the models")
         return load(self.target, self.head, device=device, dtype=self.torch_dtype())
 
-    def prepare_target(self, report: Report) -> None:
-        """Converts the embedded target if it is wanted and was never used before."""
-        from jetflow_core.embedded import embedded_target
-
-        if self.target is None:
-            embedded_target(report=report)
-
-    def set_threads(self) -> None:
-        """Limits torch's CPU threads.
+    def begin(self, report: Report) -> None:
+        """Sets threads, keeps stderr for errors, converts the embedded target at its first use.
 
         Raises:
-            ValueError: fewer than 1.
+            ValueError: fewer threads than 1.
         """
         import torch
+        from transformers.utils import logging
 
-        if self.threads is None:
-            return
-        if self.threads < 1:
-            raise ValueError(f"threads {self.threads} is out of range: at least 1")
-        torch.set_num_threads(self.threads)
+        from jetflow_core.embedded import embedded_target
+
+        if self.threads is not None:
+            if self.threads < 1:
+                raise ValueError(f"threads {self.threads} is out of range: at least 1")
+            torch.set_num_threads(self.threads)
+        logging.disable_progress_bar()
+        if self.target is None:
+            embedded_target(report=report)
 
     def torch_device(self) -> str:
         """The device's name, checked.

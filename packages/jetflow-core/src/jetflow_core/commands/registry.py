@@ -21,7 +21,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from jetflow_core.reports.provenance import package_versions
 
@@ -49,6 +49,7 @@ def build_app(commands: Iterable[EntryPoint] | None = None) -> App:
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
+        default_parameter=Parameter(negative=()),
         result_action="return_value",
     )
     for command in sorted(found, key=lambda entry: entry.name):

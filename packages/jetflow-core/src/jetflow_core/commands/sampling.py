@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -39,21 +39,27 @@ class SamplingOptions:
     ] = 0.0
     logit_bias: Annotated[
         tuple[str, ...],
-        Parameter(help="TOKEN_ID=NUMBER, added to that token's logit; may be repeated."),
+        Parameter(
+            help="TOKEN_ID=NUMBER, added to that token's logit; may be repeated.",
+            show_default=False,
+        ),
     ] = ()
     bad_word: Annotated[
-        tuple[str, ...], Parameter(help="A word that must not appear; may be repeated.")
+        tuple[str, ...],
+        Parameter(help="A word that must not appear; may be repeated.", show_default=False),
     ] = ()
     stop: Annotated[
         tuple[str, ...],
-        Parameter(help="A string that ends the answer and is cut off; may be repeated."),
+        Parameter(
+            help="A string that ends the answer and is cut off; may be repeated.",
+            show_default=False,
+        ),
     ] = ()
     stop_token_id: Annotated[
-        tuple[int, ...], Parameter(help="A token id that ends the answer; may be repeated.")
+        tuple[int, ...],
+        Parameter(help="A token id that ends the answer; may be repeated.", show_default=False),
     ] = ()
-    ignore_eos: Annotated[
-        bool, Parameter(help="Write on after the end-of-sequence token.", negative=())
-    ] = False
+    ignore_eos: Annotated[bool, Parameter(help="Write on after the end-of-sequence token.")] = False
     seed: Annotated[
         int | None, Parameter(help="Key of the noise; left out: drawn, and reported.")
     ] = None
@@ -62,16 +68,13 @@ class SamplingOptions:
         Parameter(help="Report each token's log-probability and so many alternatives."),
     ] = None
 
-    def params(self, tokenizer: Any) -> SamplingParams:
-        """The same as the engine takes it, with a seed.
-
-        Args:
-            tokenizer: spells the bad words.
+    def params(self) -> SamplingParams:
+        """The same as the engine takes it, with a seed, but without the bad words.
 
         Raises:
             ValueError: a value is out of range, named.
         """
-        from jetflow_core.sampling import SamplingParams, bad_word_ids
+        from jetflow_core.sampling import SamplingParams
 
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
@@ -84,13 +87,22 @@ class SamplingOptions:
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias=dict(map(_bias, self.logit_bias)),
-            bad_words=bad_word_ids(self.bad_word, tokenizer) if self.bad_word else (),
             stop=self.stop,
             stop_token_ids=self.stop_token_id,
             ignore_eos=self.ignore_eos,
             seed=self.seed,
             logprobs=self.logprobs,
         ).with_seed()
+
+    def with_bad_words(self, params: SamplingParams, tokenizer: Any) -> SamplingParams:
+        """``params`` with the bad words as ``tokenizer`` spells them.
+
+        Raises:
+            ValueError: a word is empty or has no tokens.
+        """
+        from jetflow_core.sampling import bad_word_ids
+
+        return replace(params, bad_words=bad_word_ids(self.bad_word, tokenizer))
 
 
 def _bias(text: str) -> tuple[int, float]:

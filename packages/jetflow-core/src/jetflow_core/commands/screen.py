@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.status import Status
 
 ACCEPTED_STYLE = "green"
@@ -65,6 +65,16 @@ class Screen:
         """A line of its own; the style shows on a terminal only."""
         self._begin()
         self._print(text, style)
+
+    def show(self, drawing: RenderableType) -> None:
+        """A drawing of rich, on a terminal."""
+        self._begin()
+        self._out.print(drawing)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody looks at it."""
+        return self._out.is_terminal
 
     def _begin(self) -> None:
         self.done()

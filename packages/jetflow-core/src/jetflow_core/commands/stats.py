@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from jetflow_tree import AcceptanceStats
+
 from jetflow_core.commands.running import Run
 from jetflow_core.commands.summary import Setting, speed_up
 from jetflow_core.decode import Round
@@ -74,13 +76,11 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     return known
 
 
-def _acceptance(runs: Sequence[Run]) -> "AcceptanceStats":
-    from jetflow_tree.stats import AcceptanceStats
-
+def _acceptance(runs: Sequence[Run]) -> AcceptanceStats:
     stats = AcceptanceStats()
     for run in runs:
         for result in run.rounds:
-            stats.add(result.tree, result.accepted)
+            stats.add(result.tree, result.accepted, emitted=len(result.picks))
     return stats
 
 

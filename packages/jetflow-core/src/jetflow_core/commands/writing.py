@@ -43,11 +43,11 @@ def write(wanted: Writing, screen: Screen) -> int:
     Raises:
         ValueError: something does not fit; before anything is written.
     """
-    options = wanted.trees.tree_options()
+    options, params = wanted.trees.tree_options(), wanted.sampling.params()
     if wanted.stats is not None:
         check_output(wanted.stats)
     engine = wanted.models.load(screen.progress)
-    params = wanted.sampling.params(engine.target.tokenizer)
+    params = wanted.sampling.with_bad_words(params, engine.target.tokenizer)
     prompts = [engine.encode(text, chat=wanted.chat) for text in wanted.texts]
     setting = _setting(engine, options, params)
     if wanted.compare:

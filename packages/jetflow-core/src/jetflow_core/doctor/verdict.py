@@ -1,0 +1,160 @@
+"""From agreement to a verdict: pure functions of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["ok", "weak head", "wiring fault"]
+
+# A wrong wiring is better only if it is so clearly, and on most texts: chance favours some.
+_CLEARLY, _RELATIVELY, _MOST_TEXTS = 0.02, 1.15, 0.75
+# Texts differ from the ones of the training's evaluation, but not by so much.
+_FAR_BELOW = 0.6
+COMPARED_DEPTHS = 4
+"""Depths whose agreement is compared: most of a round is decided there."""
+# 16-bit rounding swaps some best tokens; a drafter that is fed wrongly moves most of them.
+_ALLOWED_DEVIATION = 0.15
+_FEWEST_TOKENS = 1.3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Agreement:
+    """How often one wiring's best tokens were the target's."""
+
+    name: str
+    hits: tuple[NDArray[np.bool_], ...]
+    """For each text ``[roots, depth]``."""
+    known: tuple[NDArray[np.bool_], ...]
+    """For each text ``[roots, depth]``: whether the text reaches so far."""
+
+    @property
+    def by_depth(self) -> tuple[float, ...]:
+        """Share of roots at which each depth's best token was right, where it can be told."""
+        hits = sum(np.sum(h & k, axis=0) for h, k in zip(self.hits, self.known, strict=True))
+        known = sum(np.sum(k, axis=0) for k in self.known)
+        return tuple((np.asarray(hits) / np.maximum(np.asarray(known), 1)).tolist())
+
+    @property
+    def share(self) -> float:
+        """Mean of ``by_depth`` over the compared depths."""
+        return float(np.mean(self.by_depth[:COMPARED_DEPTHS]))
+
+    @property
+    def chain(self) -> float:
+        """Tokens a round if the best tokens were drafted as a chain, mean over all roots."""
+        right = np.concatenate([(h & k) for h, k in zip(self.hits, self.known, strict=True)])
+        return 1.0 + float(np.cumprod(right, axis=1).sum(axis=1).mean())
+
+    def share_by_text(self) -> NDArray[np.float64]:
+        """``share`` of each text alone."""
+        return np.array([
+            Agreement(self.name, (h,), (k,)).share
+            for h, k in zip(self.hits, self.known, strict=True)
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a verdict rests on."""
+
+    right: Agreement
+    """The wiring that the config describes."""
+    wrong: tuple[Agreement, ...]
+    stored: tuple[float, ...]
+    """``by_depth`` at training time; empty if the head does not say."""
+    deviation: float
+    """Share of roots and depths at which the engine's drafter differs from the replay."""
+    copying: float
+    """Tokens a round of prompt lookup on the same texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be thought of the head, and why."""
+
+    kind: Kind
+    reasons: tuple[str, ...]
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict; a proof of a wiring fault comes before any talk of weakness."""
+    faults = (*_drafter_fault(evidence), *_better_wirings(evidence), *_far_below_stored(evidence))
+    if faults:
+        return Verdict("wiring fault", faults)
+    weak = _weakness(evidence)
+    if weak:
+        return Verdict("weak head", weak)
+    return Verdict("ok", (_fits(evidence),))
+
+
+def _drafter_fault(evidence: Evidence) -> tuple[str, ...]:
+    if evidence.deviation <= _ALLOWED_DEVIATION:
+        return ()
+    return (
+        f"the engine's drafter differs from the head replayed beside it in "
+        f"{evidence.deviation:.0%} of its best tokens: it is fed or run wrongly",
+    )
+
+
+def _better_wirings(evidence: Evidence) -> tuple[str, ...]:
+    right = evidence.right
+    return tuple(
+        f"the head agrees better with the target under a wiring that should be wrong: "
+        f"{other.name} {other.share:.3f}, {right.name} {right.share:.3f}"
+        for other in sorted(evidence.wrong, key=lambda wiring: -wiring.share)
+        if _is_better(other, right)
+    )
+
+
+def _is_better(other: Agreement, right: Agreement) -> bool:
+    clearly = other.share >= max(right.share + _CLEARLY, right.share * _RELATIVELY)
+    wins = np.mean(other.share_by_text() > right.share_by_text())
+    return bool(clearly and wins >= _MOST_TEXTS)
+
+
+def _far_below_stored(evidence: Evidence) -> tuple[str, ...]:
+    if not evidence.stored:
+        return ()
+    found, stored = _found_and_stored(evidence)
+    if found >= _FAR_BELOW * stored:
+        return ()
+    return (
+        f"agreement is far below the one stored at training time: {found:.3f} here, "
+        f"{stored:.3f} then (depths 1 to {_common_depths(evidence)})",
+    )
+
+
+def _common_depths(evidence: Evidence) -> int:
+    return min(COMPARED_DEPTHS, len(evidence.stored), len(evidence.right.by_depth))
+
+
+def _found_and_stored(evidence: Evidence) -> tuple[float, float]:
+    depths = _common_depths(evidence)
+    found, stored = evidence.right.by_depth[:depths], evidence.stored[:depths]
+    return float(np.mean(found)), float(np.mean(stored))
+
+
+def _weakness(evidence: Evidence) -> tuple[str, ...]:
+    chain, needed = evidence.right.chain, max(_FEWEST_TOKENS, evidence.copying)
+    if chain >= needed:
+        return ()
+    reason = (
+        f"a chain of its best tokens gives {chain:.2f} tokens a round; copying from the text "
+        f"itself gives {evidence.copying:.2f}"
+    )
+    if evidence.stored:
+        found, stored = _found_and_stored(evidence)
+        return (reason, f"it was as weak at training time: {stored:.3f} then, {found:.3f} here")
+    return (reason, "nothing is stored to compare with, and no wiring that was tried is better")
+
+
+def _fits(evidence: Evidence) -> str:
+    chain = f"a chain of its best tokens gives {evidence.right.chain:.2f} tokens a round"
+    if not evidence.stored:
+        return f"{chain}; nothing is stored to compare with"
+    found, stored = _found_and_stored(evidence)
+    return f"{chain}; agreement {found:.3f} here, {stored:.3f} at training time"
