@@ -1,0 +1,1 @@
+"""Benchmarks: speed and acceptance of decoding, and the proof that nothing is lost."""

@@ -1,0 +1,98 @@
+"""Prompt sets: JSONL files with a key ``prompt``, or the ones that come with the package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jetflow_core.bench.builtin import SETS
+
+BUILTIN = "builtin"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt with the name it has in its file."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The prompts of one file, or of one built-in subject."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the texts in their order."""
+        texts = json.dumps([prompt.text for prompt in self.prompts])
+        return hashlib.sha256(texts.encode()).hexdigest()
+
+
+def load_sets(
+    sources: Sequence[str | Path], *, limit: int | None = None, seed: int = 0
+) -> list[PromptSet]:
+    """The prompt sets of ``sources``.
+
+    Args:
+        sources: JSONL files, each line an object with a key ``prompt``; or "builtin".
+        limit: most prompts of a set, drawn with ``seed`` and kept in the file's order; None: all.
+        seed: of the draw.
+
+    Raises:
+        ValueError: no source, a file that is missing or not of this form, two sets of one name,
+            or a limit below 1.
+    """
+    if not sources:
+        raise ValueError("no prompts: name at least one JSONL file, or builtin")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit {limit} is out of range: at least 1")
+    sets = [found for source in sources for found in _read(source)]
+    names = [found.name for found in sets]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two prompt sets are called {name!r}; rename one of the files")
+    return [PromptSet(found.name, _drawn(found.prompts, limit, seed)) for found in sets]
+
+
+def _drawn(prompts: tuple[Prompt, ...], limit: int | None, seed: int) -> tuple[Prompt, ...]:
+    if limit is None or limit >= len(prompts):
+        return prompts
+    chosen = sorted(random.Random(seed).sample(range(len(prompts)), limit))
+    return tuple(prompts[index] for index in chosen)
+
+
+def _read(source: str | Path) -> list[PromptSet]:
+    if str(source) == BUILTIN:
+        return [
+            PromptSet(name, tuple(Prompt(f"{name}-{i}", text) for i, text in enumerate(texts)))
+            for name, texts in SETS.items()
+        ]
+    path = Path(source)
+    try:
+        # Not splitlines: JSON strings may hold line separators that it would split at.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the prompts of {path}: {error}") from error
+    found = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ValueError(f"{path} holds no prompts")
+    return [PromptSet(path.stem, tuple(found))]
+
+
+def _parse(path: Path, number: int, line: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from error
+    text = record.get("prompt") if isinstance(record, dict) else None
+    if not isinstance(text, str) or not text:
+        raise ValueError(f'{path}, line {number}: needs an object with a text under "prompt"')
+    return Prompt(str(record.get("id", f"line {number}")), text)
