@@ -139,6 +139,9 @@ def test_prompt_files_name_the_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"text": "b"}) + "\n")
     assert read_prompts([path], limit=1) == ["a"]
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n")
+    assert read_prompts([strange]) == ["a\u2028b"]
     with pytest.raises(ValueError, match=r"p\.jsonl:2"):
         read_prompts([path])
 

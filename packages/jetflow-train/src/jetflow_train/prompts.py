@@ -31,7 +31,8 @@ def read_prompts(files: Sequence[Path], limit: int | None = None) -> list[str]:
     """
     prompts = []
     for path in files:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): JSON strings may hold U+2028 and its kin, which end no line here.
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
         for number, line in enumerate(lines[:limit], start=1):
             prompts.append(_prompt(line, f"{path}:{number}"))
     return prompts
