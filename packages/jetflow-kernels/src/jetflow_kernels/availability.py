@@ -15,6 +15,7 @@ class Backend:
     """One implementation of tree attention."""
 
     name: str
+    """reference, triton or sm90."""
     usable: bool
     """Whether it can be called on this machine."""
     detail: str
@@ -24,7 +25,7 @@ class Backend:
 def backends() -> tuple[Backend, ...]:
     """The implementations that exist or are planned, and whether each can be used here.
 
-    Example:
+    Examples:
         >>> backends()[0].name, backends()[0].usable
         ('reference', True)
     """

@@ -64,7 +64,7 @@ def tree_attention_reference(
         ValueError: a shape, type, device or value is wrong; the message names it. Nothing was
             written then.
 
-    Example:
+    Examples:
         One request of one row and no prefix attends to itself, so the result is its value:
 
         >>> q = k = v = torch.ones(1, 1, 4)

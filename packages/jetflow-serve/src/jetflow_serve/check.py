@@ -17,6 +17,7 @@ class MissingHook:
     """A hook that the installed vLLM does not have as the table says."""
 
     hook: Hook
+    """What the table says."""
     found: str
     """What is there instead."""
 

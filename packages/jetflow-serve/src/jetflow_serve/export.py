@@ -41,7 +41,7 @@ def export_for_vllm(head_dir: str | Path, out_dir: str | Path, *, dtype: str = "
         HeadLoadError: the head cannot be read.
         ValueError: ``out_dir`` exists, or ``dtype`` is not one of the three.
 
-    Example:
+    Examples:
         ``export_for_vllm("my-head", "my-head-vllm")``, then ``vllm serve TARGET
         --speculative-config '{"method": "dflash", "model": "my-head-vllm",
         "num_speculative_tokens": 15}'``.

@@ -19,6 +19,7 @@ class InstalledVllm:
     folder: Path
     """The folder of the package ``vllm``."""
     version: str
+    """As its distribution says, for example 0.32.0."""
 
     @property
     def line(self) -> str:
