@@ -8,19 +8,20 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+_TAU_COLUMNS = ("tau", "95 %", "no loops", "loops", "lookup", "rows")
+_SPEED_COLUMNS = ("tokens/s", "x plain", "repeats", "ms/round", "break-even tau")
+
 
 def decode_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     """Two tables a prompt set of a decode report: acceptance, and speed if it was measured."""
     for one in report["sets"]:
         title = f"{one['name']}, {one['prompts']} prompts"
-        names = ("tau", "95 %", "no loops", "loops", "lookup", "rows")
-        table = _table(f"{title}: tokens a round", "configuration", names)
+        table = _table(f"{title}: tokens a round", "configuration", _TAU_COLUMNS)
         for row in one["rows"]:
             table.add_row(row["name"], *_tau_cells(row))
         yield table
         if report["mode"] == "timed":
-            names = ("tokens/s", "x plain", "repeats", "ms/round", "break-even tau")
-            table = _table(f"{title}: speed", "configuration", names)
+            table = _table(f"{title}: speed", "configuration", _SPEED_COLUMNS)
             for row in one["rows"]:
                 table.add_row(row["name"], *_speed_cells(row["speed"]))
             yield table
@@ -93,11 +94,10 @@ def lossless_lines(report: Mapping[str, Any], most: int = 10) -> Iterator[str]:
 def tree_table(report: Mapping[str, Any]) -> Table:
     """The builders' times of a tree report."""
     title = "microseconds a tree, and their ratio to a plain Python heap of the same run"
-    table = _table(title, "candidates", ("builder", "budget", "nodes", "median", "min", "ratio"))
+    table = _table(title, "candidates, builder", ("budget", "nodes", "median", "min", "ratio"))
     for row in report["rows"]:
         table.add_row(
-            row["table"],
-            row["builder"],
+            f"{row['table']}, {row['builder']}",
             str(row["budget"]),
             str(row["nodes"]),
             f"{row['median_us']:.1f}",
