@@ -74,6 +74,7 @@ def test_no_difference_and_every_path_was_walked(whole: Whole) -> None:
     assert cells["random", 16]["scattered_rounds"] > 0
     assert report["plain_side"]["attention"] == "sdpa"
     assert report["plain_side"]["fp32_precision"] == "ieee"
+    assert report["used"]["fp32_precision"] == ["ieee"]
     assert report["plain_side"]["smallest_logit_gap"] > 0.0
     json.dumps(report, allow_nan=False)
 
@@ -171,6 +172,12 @@ def test_a_failed_worker_is_named(tmp_path: Path) -> None:
     tasks = [Task("wrong", 2, (0,)), Task("oracle", 2, (0,))]
     with pytest.raises(WorkerError, match=r"ValueError: cannot load a target from .*nowhere"):
         list(run_tasks(place, [], tasks, processes=2))
+
+
+def test_a_wrong_head_shows_before_any_work(tmp_path: Path) -> None:
+    settings = LosslessSettings(target="nowhere", head=str(tmp_path))
+    with pytest.raises(ValueError, match=r"config\.json"):
+        run_lossless(settings)
 
 
 @pytest.mark.parametrize(

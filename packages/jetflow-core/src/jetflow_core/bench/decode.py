@@ -18,7 +18,6 @@ from jetflow_core.bench.prompts import PromptSet, load_sets
 from jetflow_core.bench.schedule import Plan, run_sets, units, warm_up
 from jetflow_core.bench.schema import FORMAT, check_report
 from jetflow_core.bench.summary import BREAK_EVEN, INTERVAL, SPEED, summarise_set
-from jetflow_core.defaults import is_default_target
 from jetflow_core.embedded import EMBEDDED_NAME
 from jetflow_core.engine import Engine, load
 from jetflow_core.reports.files import check_output, write_json
@@ -199,9 +198,8 @@ def _report(
 
 def _used(settings: DecodeSettings, plan: Plan, setup: dict[str, float]) -> dict[str, Any]:
     target = plan.engines[0].target
-    embedded = is_default_target(settings.target)
     return {
-        "target": EMBEDDED_NAME if embedded else settings.target,
+        "target": EMBEDDED_NAME if settings.target is None else settings.target,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),

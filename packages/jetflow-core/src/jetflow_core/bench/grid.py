@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import torch
+
 from jetflow_core.bench.plain_side import Answer
 from jetflow_core.drafters.probe import always_wrong, oracle, random_tree
 from jetflow_core.engine import Engine, Generation, TreeOptions
@@ -63,6 +65,8 @@ class Outcome:
     rounds: int
     scattered: int
     """Rounds whose kept rows were not the first rows of the tree: they had to be moved."""
+    fp32_precision: str
+    """How float32 products were computed: "ieee" without TF32."""
 
 
 def run_task(
@@ -92,6 +96,7 @@ def run_task(
         tokens=sum(len(result.tokens) for result in results),
         rounds=sum(len(result.rounds) for result in results),
         scattered=sum(_scattered(result) for result in results),
+        fp32_precision=torch.backends.cuda.matmul.fp32_precision,
     )
 
 

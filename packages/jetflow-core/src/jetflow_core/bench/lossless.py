@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from jetflow_core.bench.progress import bar
 from jetflow_core.bench.prompts import PromptSet, load_sets
 from jetflow_core.bench.workers import Workplace, run_tasks
 from jetflow_core.defaults import default_head, default_target, is_default_target
+from jetflow_core.head.checkpoint import read_config
 from jetflow_core.reports.provenance import provenance
 
 FORMAT = "jetflow-bench-lossless/1"
@@ -86,6 +88,9 @@ def _workplace(settings: LosslessSettings) -> Workplace:
         if not is_default_target(settings.target):
             raise ValueError("the drafter head needs --head: this target has no default head")
         head = str(default_head())
+    if head is not None:
+        # A wrong path shows now, not after the plain side has done its work.
+        read_config(Path(head))
     cores = torch.get_num_threads()
     return Workplace(
         target=str(default_target()) if settings.target is None else settings.target,
@@ -159,7 +164,7 @@ def _report(
         "settings": asdict(settings),
         "used": {
             **asdict(place),
-            "fp32_precision": "ieee (TF32 off)",
+            "fp32_precision": sorted({outcome.fp32_precision for outcome in outcomes}),
             "processes": settings.processes,
         },
         "seconds": seconds,
