@@ -84,3 +84,7 @@ def _is_users(error: Exception) -> bool:
 def _drop_output() -> None:
     # Otherwise the interpreter tries once more to flush, and complains.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

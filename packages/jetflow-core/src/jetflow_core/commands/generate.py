@@ -15,7 +15,10 @@ _MODELS, _TREES, _SAMPLING = ModelOptions(), GrowOptions(), SamplingOptions()
 
 
 def command(
-    *prompts: Annotated[str, Parameter(help='Texts to answer; "-" reads one from stdin.')],
+    *prompts: Annotated[str, Parameter(help="Texts to answer.")],
+    stdin: Annotated[
+        bool, Parameter(name="-", help="Answer what stdin holds, after the other prompts.")
+    ] = False,
     models: ModelOptions = _MODELS,
     trees: GrowOptions = _TREES,
     sampling: SamplingOptions = _SAMPLING,
@@ -50,7 +53,9 @@ def command(
     from jetflow_core.commands.screen import Screen
     from jetflow_core.commands.writing import Writing, write
 
-    texts = _prompt_texts(prompts)
+    if not prompts and not stdin:
+        raise ValueError("no prompt: give at least one text, or - to read it from stdin")
+    texts = (*prompts, sys.stdin.read()) if stdin else prompts
     with Screen() as screen:
         wanted = Writing(
             texts=texts,
@@ -63,16 +68,3 @@ def command(
             stats=stats,
         )
         return write(wanted, screen)
-
-
-def _prompt_texts(prompts: tuple[str, ...]) -> tuple[str, ...]:
-    """The prompts, "-" read from stdin.
-
-    Raises:
-        ValueError: none, or stdin twice.
-    """
-    if not prompts:
-        raise ValueError('no prompt: give at least one text, or "-" to read it from stdin')
-    if prompts.count("-") > 1:
-        raise ValueError('the prompt "-" may be given once: stdin can be read only once')
-    return tuple(sys.stdin.read() if prompt == "-" else prompt for prompt in prompts)
