@@ -70,7 +70,7 @@ class SlotwiseLayout:
             mixed = scaled_dot_product_attention(
                 packed[None], keys[None], values[None], attn_mask=bias, scale=scaling
             )
-            parts.append(mixed.view(query.shape[0], segment.count, -1).transpose(0, 1))
+            parts.append(_row_major(mixed, segment.count)[0])
             offset += segment.count
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -117,8 +117,7 @@ class BatchedLayout:
         mixed = scaled_dot_product_attention(
             packed, keys, values, attn_mask=self._bias, scale=scaling
         )
-        split = mixed.view(slots, heads, self._height, width)
-        return split.transpose(1, 2).flatten(0, 1)[self._targets]
+        return _row_major(mixed, self._height).flatten(0, 1)[self._targets]
 
     def _make_bias(self, segments: Sequence[Segment], own_columns: Tensor) -> Tensor:
         count, device = len(segments), self._cache.buffer.device
@@ -130,6 +129,12 @@ class BatchedLayout:
         bias = _aligned_zeros((count, self._group, self._height, self._width), self._cache)
         bias.masked_fill_(~(seen & ~self._unwritten[:, None])[:, None], -math.inf)
         return bias.flatten(1, 2)[:, None]
+
+
+def _row_major(mixed: Tensor, rows: int) -> Tensor:
+    """`[slots, rows, heads, head_dim]` of `[slots, kv_heads, group * rows, head_dim]`."""
+    # Kernels differ in the order they write; splitting an axis is a view of any of them.
+    return mixed.unflatten(2, (-1, rows)).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def _segment_bias(segment: Segment, group: int, cache: KVCache) -> Tensor | None:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from jetflow_core.attention import IMPLEMENTATION, Pass
 from jetflow_core.dtypes import default_dtype
+from jetflow_core.few_rows import multiply_few_rows_fast
 from jetflow_core.support import check_supported
 
 
@@ -28,6 +29,8 @@ class Target:
 
     def __init__(self, model: Any, taps: Sequence[int], tokenizer_source: str | None) -> None:
         """Use `load` or `from_model`."""
+        if model.device.type == "cpu":
+            multiply_few_rows_fast(model)
         self._model = model
         self._base = model.base_model
         self._head: nn.Linear = model.get_output_embeddings()
@@ -88,8 +91,8 @@ class Target:
     ) -> Self:
         """Take over a loaded transformers causal LM.
 
-        Its attention is replaced and it is set to evaluation mode, so that afterwards it runs
-        only through sessions.
+        Its attention is replaced, perhaps its linear layers too, and it is set to evaluation
+        mode: afterwards it runs only through sessions.
 
         Raises:
             UnsupportedTargetError: A model of this kind cannot be verified in one pass.
