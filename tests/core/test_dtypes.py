@@ -11,5 +11,5 @@ def test_a_gpu_runs_in_bfloat16() -> None:
 def test_a_cpu_runs_in_bfloat16_only_with_tile_instructions(
     tiles: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": tiles})
     assert default_dtype("cpu") == dtype

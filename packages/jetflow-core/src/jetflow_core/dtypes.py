@@ -11,4 +11,4 @@ def default_dtype(device: torch.device | str) -> torch.dtype:
     """
     if torch.device(device).type != "cpu":
         return torch.bfloat16
-    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+    return torch.bfloat16 if torch.cpu.get_capabilities().get("amx_bf16") else torch.float32
