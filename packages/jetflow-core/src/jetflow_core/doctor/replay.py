@@ -73,8 +73,8 @@ def replay_best(
     found = []
     for start in range(text.roots.start, text.roots.stop, _ROOTS_AT_ONCE):
         at = rows[start : start + _ROOTS_AT_ONCE]
-        hidden = _run_blocks(head, embedding, text, wiring, at, context)
-        logits = F.linear(hidden[:, :depth], lm_head).float()
+        hidden = _run_blocks(head, embedding, text, wiring, at, context, depth)
+        logits = F.linear(hidden, lm_head).float()
         found.append(_with_path(head, embedding, text, at, logits).argmax(-1).cpu())
     return torch.cat(found)
 
@@ -91,12 +91,16 @@ def _run_blocks(
     wiring: Wiring,
     at: Tensor,
     context: Sequence[tuple[Tensor, Tensor]],
+    depth: int,
 ) -> Tensor:
-    """Rows ``[R, depths, hidden]`` for the roots at indices ``at``."""
+    """Rows ``[R, depth, hidden]`` for the roots at indices ``at``."""
     roots = torch.tensor(text.tokens, device=embedding.device)[at]
     block = head.block_input(roots, embedding, head.config.max_depth)
     if wiring.masked_root:
         block[:, 0] += _mask_vector(head, embedding) - embedding[roots]
+    if wiring.causal:
+        # Later slots change nothing.
+        block = block[:, : wiring.first_slot + depth]
     count, slots, known = len(at), block.shape[1], context[0][0].shape[2]
     steps = torch.arange(slots, device=at.device)
     own = torch.ones(slots, slots, dtype=torch.bool, device=at.device)
@@ -111,7 +115,7 @@ def _run_blocks(
     )
     wide = [(k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)) for k, v in context]
     hidden = head.run_block(block, at[:, None] + steps, wide, mask)
-    return hidden[:, wiring.first_slot :]
+    return hidden[:, wiring.first_slot : wiring.first_slot + depth]
 
 
 def _mask_vector(head: DraftHead, embedding: Tensor) -> Tensor:
@@ -144,5 +148,5 @@ def drafter_best(drafter: Drafter, text: TappedText, taps: Sequence[int], depth:
         seen = root
         tokens = drafter.propose([0], [text.tokens[root]], depth)[0].tokens
         if tokens.size:
-            best[row, : len(tokens)] = torch.from_numpy(tokens[:, 0])
+            best[row, : len(tokens)] = torch.tensor(tokens[:, 0].tolist())
     return best
