@@ -9,6 +9,7 @@ import pytest
 import torch
 from jetflow_core.head.checkpoint import HeadInfo, HeadLoadError, load_head, save_head
 from jetflow_core.head.config import HeadConfig, HeadConfigError
+from jetflow_core.head.context import OwnContexts
 from jetflow_core.head.drafter import HeadDrafter, NonFiniteDraft
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.path import conditional_table
@@ -382,15 +383,14 @@ def test_a_slot_is_never_seen_by_earlier_slots(first_round: bool) -> None:
     head = _head(_config())
     context = 0 if first_round else 7
     fused = torch.randn(1, context, HIDDEN, dtype=torch.float64)
-    cached = head.context_keys_values(fused, torch.arange(context)[None])
+    positions = torch.arange(context)[None]
+    cached = [[(k[0], v[0])] for k, v in head.context_keys_values(fused, positions)]
+    around = OwnContexts(cached, head.block_mask(BLOCK, fused.device))
     block = torch.randn(1, BLOCK, HIDDEN, dtype=torch.float64)
     changed = block.clone()
     changed[0, 3] += 1.0
-    mask = torch.cat(
-        [torch.ones(BLOCK, context, dtype=torch.bool), head.block_mask(BLOCK, block.device)], 1
-    )[None, None]
     positions = torch.arange(context, context + BLOCK)[None]
-    one, two = (head.run_block(b, positions, cached, mask)[0] for b in (block, changed))
+    one, two = (head.run_block(b, positions, around)[0] for b in (block, changed))
     assert torch.equal(one[:3], two[:3])
     assert bool(((one[3:] - two[3:]).abs().amax(-1) > 1e-6).all())
 

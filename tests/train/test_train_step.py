@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jetflow_core.head.context import PaddedContext
 from jetflow_core.head.drafter import HeadDrafter
 from jetflow_core.head.model import DraftHead
 from jetflow_train.blocks import run_blocks
@@ -93,7 +94,7 @@ def test_packed_blocks_equal_the_block_pass_on_the_cut_context(target: FrozenTar
         slots = anchor - start + torch.arange(5)[None]
         seen = torch.ones(5, anchor - start, dtype=torch.bool)
         whole = torch.cat([seen, head.block_mask(5, CPU)], dim=1)[None, None]
-        alone = head.depth_rows(head.run_block(block, slots, context, whole), 4)
+        alone = head.depth_rows(head.run_block(block, slots, PaddedContext(context, whole)), 4)
         assert torch.allclose(packed[0, i], alone[0], atol=1e-9, rtol=0)
 
 

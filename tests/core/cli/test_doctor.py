@@ -17,6 +17,7 @@ from jetflow_core.doctor.wirings import layers_of, right_wiring, wrong_wirings
 from jetflow_core.engine import Engine, TreeOptions
 from jetflow_core.head.checkpoint import HeadInfo, LoadedHead, save_head
 from jetflow_core.head.config import HeadConfig
+from jetflow_core.head.context import PaddedContext
 from jetflow_core.head.drafter import HeadDrafter
 from jetflow_core.head.model import DraftHead
 from jetflow_core.sampling import SamplingParams
@@ -66,7 +67,7 @@ def _logits(head: DraftHead, target: Target, text: TappedText, roots: Tensor) ->
     own = head.block_mask(slots, roots.device).expand(count, 1, -1, -1)
     wide = [(k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)) for k, v in context]
     positions = roots[:, None] + torch.arange(slots)
-    hidden = head.run_block(block, positions, wide, torch.cat([seen, own], dim=-1))
+    hidden = head.run_block(block, positions, PaddedContext(wide, torch.cat([seen, own], dim=-1)))
     return F.linear(head.depth_rows(hidden, config.max_depth), target.lm_head)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jetflow_core.doctor.wirings import Wiring
+from jetflow_core.head.context import PaddedContext
 from jetflow_core.head.model import DraftHead
 from jetflow_core.protocols import Drafter
 
@@ -114,7 +115,7 @@ def _run_blocks(
         dim=-1,
     )
     wide = [(k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)) for k, v in context]
-    hidden = head.run_block(block, at[:, None] + steps, wide, mask)
+    hidden = head.run_block(block, at[:, None] + steps, PaddedContext(wide, mask))
     return hidden[:, wiring.first_slot : wiring.first_slot + depth]
 
 

@@ -14,6 +14,7 @@ from jetflow_tree import Candidates
 from torch import Tensor
 from torch.nn import functional as F
 
+from jetflow_core.head.context import KeysValues, OwnContexts
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.path import conditional_table
 
@@ -54,8 +55,7 @@ class HeadDrafter:
         self._head, self._embedding, self._lm_head = head, embedding, lm_head
         self.max_depth = config.max_depth
         self._capacity = min(capacity, config.max_position_embeddings)
-        rows = self._capacity + config.block_size
-        shape = (num_slots, config.num_kv_heads, rows, config.head_dim)
+        shape = (num_slots, config.num_kv_heads, self._capacity, config.head_dim)
         new = torch.zeros if embedding.device.type == "cpu" else torch.empty
         self._keys = [embedding.new_empty(0) for _ in head.layers]
         self._keys = [
@@ -147,30 +147,19 @@ class HeadDrafter:
         head, device = self._head, self._embedding.device
         block = head.block_input(torch.tensor(roots, device=device), self._embedding, depth)
         lengths = torch.tensor([self._lengths[slot] for slot in slots], device=device)
-        count = block.shape[1]
-        positions = lengths[:, None] + torch.arange(count, device=device)
-        longest = max(self._lengths[slot] for slot in slots)
-        mask = self._mask(lengths, longest, count)
-        hidden = head.run_block(block, positions, self._context(slots, longest), mask)
+        positions = lengths[:, None] + torch.arange(block.shape[1], device=device)
+        inside = head.block_mask(block.shape[1], device)
+        hidden = head.run_block(block, positions, OwnContexts(self._context(slots), inside))
         logits = F.linear(head.depth_rows(hidden, depth), self._lm_head).float()
         return self._candidates_of(slots, roots, logits)
 
-    def _context(self, slots: list[int], longest: int) -> list[tuple[Tensor, Tensor]]:
-        if len(slots) == 1:
-            slot = slots[0]
-            return [(k[slot : slot + 1, :, :longest], v[slot : slot + 1, :, :longest])
-                    for k, v in zip(self._keys, self._values, strict=True)]  # fmt: skip
-        rows = torch.tensor(slots, device=self._embedding.device)
-        return [(k[rows, :, :longest], v[rows, :, :longest])
-                for k, v in zip(self._keys, self._values, strict=True)]  # fmt: skip
-
-    def _mask(self, lengths: Tensor, longest: int, count: int) -> Tensor:
-        """Bool ``[R, 1, count, longest + count]``: own context, then the in-block mask."""
-        requests = lengths.shape[0]
-        context = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        context = context[:, None, None].expand(requests, 1, count, longest)
-        block = self._head.block_mask(count, lengths.device).expand(requests, 1, count, count)
-        return torch.cat([context, block], dim=-1)
+    def _context(self, slots: list[int]) -> list[list[KeysValues]]:
+        """Each layer's keys and values, for each slot exactly those of its own context."""
+        return [
+            [(k[slot, :, : self._lengths[slot]], v[slot, :, : self._lengths[slot]])
+             for slot in slots]
+            for k, v in zip(self._keys, self._values, strict=True)
+        ]  # fmt: skip
 
     def _candidates_of(
         self, slots: list[int], roots: list[int], logits: Tensor

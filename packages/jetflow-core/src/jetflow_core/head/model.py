@@ -7,16 +7,13 @@ lm_head are the target's own and frozen, so they are arguments here and never pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from jetflow_core.head.config import HeadConfig
-from jetflow_core.head.layers import HeadLayer, RMSNorm, grouped_attention, rotary, unit_rms
+from jetflow_core.head.context import BlockContext, KeysValues
+from jetflow_core.head.layers import HeadLayer, RMSNorm, rotary, unit_rms
 from jetflow_core.head.path import PathTerm
-
-KeysValues = tuple[Tensor, Tensor]
 
 
 class DraftHead(nn.Module):
@@ -94,25 +91,21 @@ class DraftHead(nn.Module):
         mask = torch.ones(slots, slots, dtype=torch.bool, device=device)
         return mask.tril() if self.config.causal else mask
 
-    def run_block(
-        self, block: Tensor, positions: Tensor, context: Sequence[KeysValues], mask: Tensor
-    ) -> Tensor:
+    def run_block(self, block: Tensor, positions: Tensor, context: BlockContext) -> Tensor:
         """Hidden states of the block's slots after the final norm, ready for the target's lm_head.
 
         Args:
             block: ``[R, S, hidden]`` from ``block_input``.
             positions: int64 ``[R, S]``; slot j sits at context length + j.
-            context: per layer keys and values ``[R, kv_heads, T, head_dim]``.
-            mask: bool ``[R or 1, 1, S, T + S]`` over the context's and the block's columns.
+            context: what the block attends to besides itself, and under which mask.
 
         Returns:
             ``[R, S, hidden]``.
         """
         rope = rotary(positions, self.config.head_dim, self.config.rope_theta, block.dtype)
-        for layer, (keys, values) in zip(self._layers(), context, strict=True):
+        for number, layer in enumerate(self._layers()):
             q, k, v = layer.block_keys_values(block, rope)
-            k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
-            block = layer.finish(block, grouped_attention(q, k, v, mask))
+            block = layer.finish(block, context.attend(number, q, k, v))
         out: Tensor = self.norm(block)
         return out
 
