@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -49,3 +51,16 @@ def test_readme_commands_are_what_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for beginning in re.findall(r'readme_command "(.+)"', script):
         assert len(re.findall(rf"^{beginning}( .*)?$", readme, re.MULTILINE)) == 1, beginning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "packages/jetflow-core/README.md"])
+def test_the_three_lines_of_python_write_a_poem(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    done = subprocess.run(
+        [sys.executable, "-c", code[1]], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 5
