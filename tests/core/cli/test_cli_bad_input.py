@@ -64,13 +64,13 @@ def _doctor_head(**fields: Any) -> Case:
     return lambda w: w.command("doctor", head=w.make_head(**fields))
 
 
-def _damaged(damage: Callable[[Path], None]) -> Case:
-    def case(w: World) -> list[str]:
-        head = w.make_head()
-        damage(head)
-        return w.command("generate", head=head)
+def _with(head: Path, damage: Callable[[Path], None]) -> Path:
+    damage(head)
+    return head
 
-    return case
+
+def _damaged(damage: Callable[[Path], None]) -> Case:
+    return lambda w: w.command("generate", head=_with(w.make_head(), damage))
 
 
 def _cut(head: Path) -> None:
@@ -127,6 +127,9 @@ CASES: dict[str, tuple[Case, str]] = {
     "layers": (_head(num_target_layers=5), "number of layers is 5; this target's is 4"),
     "tokenizer": (_other_tokenizer, "fingerprint abababababab; this target's is"),
     "doctor: vocabulary": (_doctor_head(vocab_size=130), "vocabulary is 130"),
+    "doctor: logits not finite": (
+        lambda w: w.command("doctor", head=_with(w.make_head(), _overflow)),
+        "logits that are not finite"),
     "doctor: no head": (
         lambda w: ["doctor", "--target", str(w.target)], "no head to examine"),
     "no such head": (

@@ -78,10 +78,10 @@ def _rows(run: Run, setting: Setting) -> str:
     return f" ({mean(r.tree.num_nodes for r in run.rounds):.1f} rows a round)"
 
 
-def lossless_line(plain: Run, difference: Difference | None, dtype: str) -> str:
+def lossless_line(difference: Difference | None, *, tokens: int, dtype: str) -> str:
     """What ``--check-lossless`` found."""
     if difference is None:
-        return f"lossless check: identical, {len(plain.tokens)} tokens ({dtype})"
+        return f"lossless check: identical, {tokens} tokens ({dtype})"
     verdict = (
         f"a near-tie that rounding in {dtype} explains"
         if difference.is_near_tie

@@ -102,7 +102,10 @@ def _tell(result: PromptResult, setting: Setting, screen: Screen) -> None:
     plain = result.plain if result.compared else None
     screen.line(summary_line(result.run, plain, setting), style="dim")
     if result.checked and result.plain is not None:
-        screen.line(lossless_line(result.plain, result.difference, setting.dtype), style="dim")
+        line = lossless_line(
+            result.difference, tokens=len(result.plain.tokens), dtype=setting.dtype
+        )
+        screen.line(line, style="dim")
 
 
 def _warm_up(

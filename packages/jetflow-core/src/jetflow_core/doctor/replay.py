@@ -1,6 +1,7 @@
 """What a head drafts at every root of a finished text, under any wiring.
 
-An independent computation of the draft: no incremental cache, all roots of a text side by side.
+An independent computation of the draft: no incremental cache, no fused attention, all roots of a
+text side by side.
 What the engine's own drafter proposes is collected by ``drafter_best`` and has to agree with it.
 """
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jetflow_core.doctor.wirings import Wiring
-from jetflow_core.head.context import PaddedContext
+from jetflow_core.head.drafter import NonFiniteDraft
 from jetflow_core.head.model import DraftHead
 from jetflow_core.protocols import Drafter
 
@@ -66,6 +67,9 @@ def replay_best(
         text: what to draft.
         wiring: how the head is connected.
         depth: at most ``depth_of_all``.
+
+    Raises:
+        NonFiniteDraft: the head's logits hold NaN or infinity.
     """
     rows = torch.arange(text.roots.stop, device=embedding.device)
     shifted = (rows + wiring.row_shift).clamp(min=0)
@@ -76,7 +80,10 @@ def replay_best(
         at = rows[start : start + _ROOTS_AT_ONCE]
         hidden = _run_blocks(head, embedding, text, wiring, at, context, depth)
         logits = F.linear(hidden, lm_head).float()
-        found.append(_with_path(head, embedding, text, at, logits).argmax(-1).cpu())
+        logits = _with_path(head, embedding, text, at, logits)
+        if not torch.isfinite(logits).all():
+            raise NonFiniteDraft(f"the draft head gave logits that are not finite ({wiring.name})")
+        found.append(logits.argmax(-1).cpu())
     return torch.cat(found)
 
 
@@ -107,16 +114,37 @@ def _run_blocks(
     own = torch.ones(slots, slots, dtype=torch.bool, device=at.device)
     own = own.tril() if wiring.causal else own
     before = torch.arange(known, device=at.device) < at[:, None]
-    mask = torch.cat(
-        [
-            before[:, None, None].expand(count, 1, slots, known),
-            own.expand(count, 1, slots, slots),
-        ],
-        dim=-1,
+    visible = torch.cat(
+        [before[:, None].expand(count, slots, known), own.expand(count, slots, slots)], dim=-1
     )
-    wide = [(k.expand(count, -1, -1, -1), v.expand(count, -1, -1, -1)) for k, v in context]
-    hidden = head.run_block(block, at[:, None] + steps, PaddedContext(wide, mask))
+    hidden = head.run_block(block, at[:, None] + steps, _PlainAttention(context, visible))
     return hidden[:, wiring.first_slot : wiring.first_slot + depth]
+
+
+class _PlainAttention:
+    """Attention spelled out, over one text's context that all blocks share.
+
+    Args:
+        context: for each layer keys and values ``[1, kv_heads, T, dim]``.
+        visible: bool ``[R, S, T + S]``; a slot sees itself, so no row is empty.
+    """
+
+    def __init__(self, context: Sequence[tuple[Tensor, Tensor]], visible: Tensor) -> None:
+        self._context, self._visible = context, visible
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """``[R, S, heads * dim]``; see ``BlockContext``."""
+        count, kv_heads = keys.shape[:2]
+        cached_keys, cached_values = self._context[layer]
+        keys = torch.cat([cached_keys.expand(count, -1, -1, -1), keys], dim=2)
+        values = torch.cat([cached_values.expand(count, -1, -1, -1), values], dim=2)
+        # [R, kv_heads, group, S, dim]: the query heads that read one key head.
+        grouped = query.unflatten(1, (kv_heads, -1))
+        scores = grouped @ keys[:, :, None].transpose(-1, -2) * query.shape[-1] ** -0.5
+        hidden = ~self._visible[:, None, None]
+        weights = scores.float().masked_fill(hidden, float("-inf")).softmax(-1)
+        mixed = weights.to(values.dtype) @ values[:, :, None]
+        return mixed.flatten(1, 2).transpose(1, 2).flatten(2)
 
 
 def _mask_vector(head: DraftHead, embedding: Tensor) -> Tensor:
