@@ -30,6 +30,7 @@ GROUP = "jetflow.commands"
 _GROUP_HELP = {
     "bench": "Measure decoding, trees and kernels; JSON with provenance, plots on request.",
     "data": "Make the data that a draft head is trained on.",
+    "serve": "Draft heads for serving engines.",
 }
 
 
