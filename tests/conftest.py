@@ -3,12 +3,16 @@
 What needs torch is imported where it is used: the tests of the trees run without it, at once.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jetflow_core.embedded import embedded_target
+
+# One process a core: threads of their own would only fight over the cores. Before torch starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
