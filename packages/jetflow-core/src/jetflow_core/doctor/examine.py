@@ -23,9 +23,12 @@ from jetflow_core.target import Target
 
 Report = Callable[[str], None]
 
-PROMPTS = tuple(text for texts in SETS.values() for text in texts[:3])
-NEW_TOKENS = 48
+PROMPTS = tuple(text for texts in zip(*SETS.values(), strict=True) for text in texts)[:9]
+"""Three of each subject, one after the other."""
+NEW_TOKENS = 32
 _DEPTHS = 8
+# The drafter runs root by root, and a drafter that is fed wrongly shows it on any text.
+_DRAFTED_TEXTS = 3
 # Best tokens of 16-bit logits are often tied, and the deeper, the oftener.
 _WIDE = (torch.float32, torch.float64)
 _WIDE_DEVIATION, _NARROW_DEVIATION = 0.01, 0.15
@@ -73,7 +76,8 @@ def examine(
     right, deepest = right_wiring(head.config), min(_DEPTHS, depth_of_all(head.head))
     compared = min(COMPARED_DEPTHS, deepest)
     best = [_replay(head, target, text, right, deepest) for text in texts]
-    deviation = _deviation(head, target, texts, [row[:, :compared] for row in best])
+    first = [row[:, :compared] for row in best[:_DRAFTED_TEXTS]]
+    deviation = _deviation(head, target, texts[:_DRAFTED_TEXTS], first)
     wrong = []
     for wiring in wrong_wirings(head.config):
         report(f"the head drafts, {wiring.name}")

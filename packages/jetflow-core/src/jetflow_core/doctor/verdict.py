@@ -12,10 +12,10 @@ Kind = Literal["ok", "weak head", "wiring fault"]
 
 # A wrong wiring is better only if it is so by more than chance, and on most texts. Taps that are
 # one layer off lose little: a tenth of the agreement of the demonstration head.
-_CLEARLY, _ERRORS, _MOST_TEXTS = 0.02, 3.0, 0.75
+_CLEARLY, _ERRORS, _MOST_TEXTS = 0.02, 2.5, 0.75
 # Texts differ from the ones of the training's evaluation, but not by so much.
 _FAR_BELOW = 0.6
-COMPARED_DEPTHS = 4
+COMPARED_DEPTHS = 3
 """Depths whose agreement is compared: most of a round is decided there."""
 _FEWEST_TOKENS = 1.3
 

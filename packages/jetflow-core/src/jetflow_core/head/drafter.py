@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from jetflow_tree import Candidates
 from torch import Tensor
-from torch.nn import functional as F
 
+from jetflow_core.few_rows import multiply_few_rows_fast, output_layer
 from jetflow_core.head.context import KeysValues, OwnContexts
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.path import conditional_table
@@ -52,7 +52,10 @@ class HeadDrafter:
                     f"the head was made for a target whose {name} is {wanted[0]} x {wanted[1]}; "
                     f"this target's is {matrix.shape[0]} x {matrix.shape[1]}"
                 )
-        self._head, self._embedding, self._lm_head = head, embedding, lm_head
+        self._head, self._embedding = head, embedding
+        self._output = output_layer(lm_head)
+        if embedding.device.type == "cpu":
+            multiply_few_rows_fast(head)
         self.max_depth = config.max_depth
         self._capacity = min(capacity, config.max_position_embeddings)
         shape = (num_slots, config.num_kv_heads, self._capacity, config.head_dim)
@@ -150,7 +153,7 @@ class HeadDrafter:
         positions = lengths[:, None] + torch.arange(block.shape[1], device=device)
         inside = head.block_mask(block.shape[1], device)
         hidden = head.run_block(block, positions, OwnContexts(self._context(slots), inside))
-        logits = F.linear(head.depth_rows(hidden, depth), self._lm_head).float()
+        logits = self._output(head.depth_rows(hidden, depth)).float()
         return self._candidates_of(slots, roots, logits)
 
     def _context(self, slots: list[int]) -> list[list[KeysValues]]:
