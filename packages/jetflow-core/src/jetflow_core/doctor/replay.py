@@ -79,7 +79,8 @@ def replay_best(
     for start in range(text.roots.start, text.roots.stop, _ROOTS_AT_ONCE):
         at = rows[start : start + _ROOTS_AT_ONCE]
         hidden = _run_blocks(head, embedding, text, wiring, at, context, depth)
-        logits = F.linear(hidden, lm_head).float()
+        # In two dimensions: a product of a cut tensor in three is a loop over its first one.
+        logits = F.linear(hidden.flatten(0, 1), lm_head).float().unflatten(0, (len(at), -1))
         logits = _with_path(head, embedding, text, at, logits)
         if not torch.isfinite(logits).all():
             raise NonFiniteDraft(f"the draft head gave logits that are not finite ({wiring.name})")

@@ -69,30 +69,26 @@ class StepCosts:
         }
 
 
-def measure_steps(
-    step: Callable[[int], None], sizes: Sequence[int], *, repeats: int, give_up_ratio: float
-) -> StepCosts:
+def measure_steps(step: Callable[[int], None], sizes: Sequence[int], *, repeats: int) -> StepCosts:
     """Times ``step`` at growing sizes.
+
+    The sizes take turns and the fastest run of each counts, so that a machine that is busy for a
+    moment spoils no size; and a size never costs more than a larger one, which could be run in
+    its place.
 
     Args:
         step: does one step of a size and returns when it is done.
         sizes: ascending.
-        repeats: timed runs a size, after one that is not timed; their median counts.
-        give_up_ratio: sizes after one that costs this many times the first are not measured,
-            since no plan would use them.
+        repeats: timed runs a size, after one that is not timed.
 
     Returns:
         The measured curve.
     """
-    seconds: list[float] = []
-    for size in sizes:
-        step(size)
-        runs = []
-        for _ in range(repeats):
+    runs = np.empty((repeats + 1, len(sizes)))
+    for turn in runs:
+        for i, size in enumerate(sizes):
             start = perf_counter()
             step(size)
-            runs.append(perf_counter() - start)
-        seconds.append(float(np.median(runs)))
-        if seconds[-1] > give_up_ratio * seconds[0]:
-            break
-    return StepCosts(sizes[: len(seconds)], seconds)
+            turn[i] = perf_counter() - start
+    fastest = runs[1:].min(axis=0)
+    return StepCosts(sizes, np.minimum.accumulate(fastest[::-1])[::-1].tolist())

@@ -36,11 +36,9 @@ def measured_costs(
     drafter.observe(0, prompt[:-1], features)
     rows: Sequence[int] = _CPU_ROWS if device_type == "cpu" else _GPU_ROWS
     try:
-        verify = measure_steps(lambda n: _pass(session, n), rows, repeats=2, give_up_ratio=6.0)
+        verify = measure_steps(lambda n: _pass(session, n), rows, repeats=3)
         depths = sorted({*(d for d in _DEPTHS if d < drafter.max_depth), drafter.max_depth})
-        draft = measure_steps(
-            lambda depth: _draft(drafter, depth), depths, repeats=2, give_up_ratio=1e9
-        )
+        draft = measure_steps(lambda depth: _draft(drafter, depth), depths, repeats=3)
     finally:
         session.release(0)
     return draft, verify
