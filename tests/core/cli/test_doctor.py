@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from jetflow_core.doctor.examine import examine, open_pair, write_texts
+from jetflow_core.commands import visit
+from jetflow_core.doctor.examine import PROMPTS, examine, open_pair, write_texts
 from jetflow_core.doctor.replay import TappedText, drafter_best, replay_best
-from jetflow_core.doctor.verdict import judge
+from jetflow_core.doctor.verdict import Evidence, judge
 from jetflow_core.doctor.wirings import layers_of, right_wiring, wrong_wirings
 from jetflow_core.engine import Engine, TreeOptions
 from jetflow_core.head.checkpoint import HeadInfo, LoadedHead, save_head
@@ -27,6 +28,7 @@ from torch.nn import functional as F
 
 Call = Callable[..., tuple[int, str, str]]
 _TEXTS = ("Count to ten.", "Why is it so?", "Name a town.", "Say hello.", "2 and 3", "Yes or no")
+_NEW_TOKENS = 24
 
 
 @dataclass
@@ -50,8 +52,12 @@ class Trained:
         assert source is not None
         return Target.load(source, taps=taps, dtype=torch.float32)
 
+    def examine(self, loaded: LoadedHead) -> Evidence:
+        """Evidence on the texts that the head knows."""
+        return examine(self.target, loaded, self.prompts, new_tokens=_NEW_TOKENS)
+
     def verdict(self, loaded: LoadedHead) -> Any:
-        return judge(examine(self.target, loaded, self.prompts))
+        return judge(self.examine(loaded))
 
 
 def _logits(head: DraftHead, target: Target, text: TappedText, roots: Tensor) -> Tensor:
@@ -90,7 +96,7 @@ def trained(tiny_folder: Path, tiny_head_config: Callable[..., Any]) -> Trained:
     wirings = [right_wiring(head.config), *wrong_wirings(head.config)]
     target = Target.load(tiny_folder, taps=layers_of(wirings), dtype=torch.float32)
     prompts = [Engine(target, None).encode(text) for text in _TEXTS]
-    texts = write_texts(target, prompts, 48)
+    texts = write_texts(target, prompts, _NEW_TOKENS)
     _train(head, target, texts, 480)
     return Trained(target, head.eval().requires_grad_(False), prompts, texts)
 
@@ -103,7 +109,7 @@ def fresh(tiny_head_config: Callable[..., Any]) -> DraftHead:
 
 
 def test_the_right_wiring_is_ok(trained: Trained) -> None:
-    evidence = examine(trained.target, trained.loaded(), trained.prompts)
+    evidence = trained.examine(trained.loaded())
     assert evidence.deviation == 0.0
     assert evidence.right.share > 0.8
     assert judge(evidence).kind == "ok"
@@ -228,16 +234,17 @@ def test_short_answers_and_full_contexts(trained: Trained) -> None:
 
 def test_the_command_tells_and_its_exit_code_too(
     trained: Trained, tiny_folder: Path, tmp_path: Path, jetflow: Call,
-    make_head: Callable[..., Path],
+    make_head: Callable[..., Path], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The built-in prompts are other texts than those it was trained on: no verdict is ok there."""
+    monkeypatch.setattr(visit, "PROMPTS", PROMPTS[:3])
     models = ("--target", tiny_folder, "--device", "cpu", "--dtype", "float32", "--head")
     head = save_head(tmp_path / "head", trained.head, HeadInfo(target="tiny"))
     code, out, err = jetflow("doctor", *models, head, "--json")
     assert err == ""
     payload = json.loads(out)
     assert code == (0 if payload["verdict"] == "ok" else 1)
-    assert payload["as_configured"]["roots"] > 100
+    assert payload["as_configured"]["roots"] > 80
     assert payload["provenance"]["packages"]["jetflow-core"]
     weak, out, _ = jetflow("doctor", *models, make_head())
     assert weak == 1

@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 PROMPTS = tuple(text for texts in zip(*SETS.values(), strict=True) for text in texts)[:9]
 """Three of each subject, one after the other."""
-NEW_TOKENS = 32
+NEW_TOKENS = 40
 _DEPTHS = 8
 # The drafter runs root by root, and a drafter that is fed wrongly shows it on any text.
 _DRAFTED_TEXTS = 3
