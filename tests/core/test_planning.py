@@ -63,6 +63,7 @@ def _simulate(
 
     The head claims ``claimed`` for its best candidate. Times are those of the curves, exactly.
     """
+    planner.begin()
     rng = np.random.default_rng(0)
     rest = np.full(WIDTH - 1, np.log((1 - claimed) / WIDTH))
     row = np.concatenate([[np.log(claimed)], rest])
@@ -134,3 +135,21 @@ def test_a_fixed_budget_drafts_no_deeper_than_it_has_nodes() -> None:
     assert FixedPlanner(BestFirst(), budget=4, depth=15).depth(1) == 3
     with pytest.raises(ValueError, match="budget 0"):
         FixedPlanner(BestFirst(), budget=0, depth=3)
+
+
+@pytest.mark.parametrize("texts", [4, 12])
+def test_short_texts_that_do_not_pay_cost_little(texts: int) -> None:
+    """Each text is tried anew, so the trial must be cheap."""
+    verify = StepCosts(*CPU_LIKE)
+    planner = _auto(verify)
+    rates = [_simulate(planner, 0.15, 0.15, verify, tokens=128) for _ in range(texts)]
+    assert len(rates) / sum(1 / rate for rate in rates) > 0.97
+
+
+def test_a_text_that_pays_is_not_held_back_by_those_before() -> None:
+    verify = StepCosts(*CPU_LIKE)
+    fresh = _simulate(_auto(verify), 0.8, 0.8, verify, tokens=128)
+    planner = _auto(verify)
+    for _ in range(6):
+        _simulate(planner, 0.1, 0.1, verify, tokens=128)
+    assert _simulate(planner, 0.8, 0.8, verify, tokens=128) > 0.85 * fresh

@@ -104,6 +104,7 @@ def decode(
         ContextTooLong: before any work, if a prompt fills the target's context.
     """
     check_prompts(requests, context_length)
+    planner.begin()
     waiting = list(enumerate(requests))[::-1]
     running: dict[int, _Running] = {}
     try:

@@ -77,6 +77,9 @@ class Phases:
 class TreePlanner(Protocol):
     """Decides how deep to draft and which trees to verify, and learns from what came of it."""
 
+    def begin(self) -> None:
+        """New requests come: what was learnt from other texts may not hold for theirs."""
+
     def depth(self, requests: int) -> int:
         """Depth to draft in the next round for that many requests; 0: no draft, plain steps."""
 

@@ -69,7 +69,7 @@ def walk(tree: Tree, picks: ArrayLike) -> Accepted:
     Raises:
         ValueError: If picks is not one integer a row.
 
-    Example:
+    Examples:
         >>> walk(Tree.from_parents([7, 1, 2, 3], [-1, 0, 0, 1]), [1, 3, 5, 8])
         Accepted(nodes=(1, 3), tokens=(1, 3), correction=8)
     """

@@ -17,7 +17,7 @@ from jetflow_tree.tree import Tree, trusted_tree
 class Chain:
     """The best child of the best child and so on: speculation without a tree.
 
-    Example:
+    Examples:
         >>> two = Candidates.marginal([[5, 9], [3, 4]], [[-0.1, -2.4], [-0.1, -2.4]])
         >>> Chain().build(7, two, budget=64).tokens.tolist()
         [7, 5, 3]

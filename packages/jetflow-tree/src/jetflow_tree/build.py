@@ -40,7 +40,7 @@ class BestFirst:
     of a larger one. Ties are settled by depth (shallow first), then by the path of candidate
     indices. No tree of the same budget has a larger expected length under the same scores.
 
-    Example:
+    Examples:
         >>> two = Candidates.marginal([[5, 9], [3, 4]], [[-0.1, -2.4], [-0.1, -2.4]])
         >>> BestFirst().build(7, two, budget=3).tokens.tolist()
         [7, 5, 3]

@@ -21,7 +21,7 @@ class Candidates:
 
     The arrays are copied, converted and made read-only, so a caller may reuse its buffers.
 
-    Example:
+    Examples:
         >>> two = Candidates.marginal([[5, 9], [3, 4]], [[-0.1, -2.4], [-0.1, -2.4]])
         >>> two.depth, two.width, two.path_conditioned
         (2, 2, False)

@@ -23,7 +23,7 @@ class CostCurve:
     Linear between two measured points. Below the first one it is that point's time. Above the
     last one it goes on with the last slope, or flat if noise made that slope negative.
 
-    Example:
+    Examples:
         >>> curve = CostCurve(rows=(1, 64, 128), seconds=(0.010, 0.012, 0.020))
         >>> round(curve(96), 6), round(curve(192), 6)
         (0.016, 0.028)

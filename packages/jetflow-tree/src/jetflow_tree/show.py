@@ -27,7 +27,7 @@ def to_text(tree: Tree, accepted: Accepted | None = None, label: Label | None = 
     Returns:
         Lines without a final newline; each node with its path probability in per cent.
 
-    Example:
+    Examples:
         >>> print(to_text(Tree.from_parents([7, 1, 2], [-1, 0, 0], [0.0, -0.1, -2.4])))
         7
         ├─ 1  90.5%

@@ -27,7 +27,7 @@ class Tally:
 class AcceptanceStats:
     """Counts over the rounds added so far.
 
-    Example:
+    Examples:
         >>> tree = Tree.from_parents([7, 1, 2], [-1, 0, 1])
         >>> stats = AcceptanceStats()
         >>> stats.add(tree, Accepted(nodes=(1,), tokens=(1,), correction=9))

@@ -15,7 +15,7 @@ class Tree:
     Row 0 is the root. Every other row is one drafted token; its parent has a smaller row, and no
     two children of a row carry the same token. The arrays are read-only copies.
 
-    Example:
+    Examples:
         >>> tree = Tree.from_parents([7, 1, 2, 3], [-1, 0, 0, 1])
         >>> tree.num_nodes, tree.children(0), tree.path(3)
         (4, (1, 2), (1, 3))

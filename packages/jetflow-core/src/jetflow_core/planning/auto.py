@@ -4,7 +4,7 @@ A round that drafts ``d`` deep and verifies ``n`` rows takes ``draft(d) + verify
 expected to give ``1 + sum of path probabilities`` tokens. Depth is chosen by the rates seen so far;
 the rows of each round by what its own tree promises, at the going rate: a node is worth verifying
 while its chance of acceptance buys more tokens than its time would elsewhere. Where drafting does
-not pay, rounds are plain, and a draft is tried again at growing distances.
+not pay, rounds are plain, and a cheap draft is tried again at growing distances.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
 _MEMORY = 0.95
 _LOOK_DEEP_EVERY = 24
 _MARGIN = 1.03
+# What a text has shown counts this much for the next one.
+_CARRIED_OVER = 0.1
 
 
 class AutoPlanner:
@@ -53,8 +55,16 @@ class AutoPlanner:
         self._gain = np.zeros(len(self._grid))
         self._spent = np.zeros(len(self._grid))
         self._pause, self._next_pause = 0, _FIRST_PAUSE
+        self._trial = False
         self._rounds_drafted = 0
         self._drafted_depth = 0
+
+    def begin(self) -> None:
+        """Tries a draft soon, and lets this text outweigh what earlier ones have shown."""
+        self._pause, self._next_pause = 0, _FIRST_PAUSE
+        self._trial = self._rounds_drafted > 0
+        self._gain *= _CARRIED_OVER
+        self._spent *= _CARRIED_OVER
 
     def depth(self, requests: int) -> int:
         """Depth for the next round; 0 while drafting does not pay."""
@@ -66,18 +76,22 @@ class AutoPlanner:
             return 0
         if self._pause > 0:
             self._pause -= 1
+            self._trial = self._pause == 0
             return 0
-        if self._rounds_drafted % _LOOK_DEEP_EVERY == 0:
+        if self._rounds_drafted == 0:
             return self._max_depth
         rates = self._gain / np.maximum(self._spent, 1e-12)
         best = int(rates.argmax())
+        if self._trial:
+            self._trial = False
+            return int(self._grid[best])
         if rates[best] < _MARGIN * self._plain_rate(requests):
             self._pause = self._next_pause
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-            # The round after the pause looks deep again.
-            self._rounds_drafted = 0
             return 0
         self._next_pause = _FIRST_PAUSE
+        if self._rounds_drafted % _LOOK_DEEP_EVERY == 0:
+            return self._max_depth
         return int(self._grid[best])
 
     def _plain_rate(self, requests: int) -> float:

@@ -28,6 +28,9 @@ class FixedPlanner:
             raise ValueError(f"depth {depth} is out of range: at least 0 (plain decoding)")
         self._builder, self._budget, self._depth = builder, budget, depth
 
+    def begin(self) -> None:
+        """Nothing: every text gets the same."""
+
     def depth(self, requests: int) -> int:
         """The fixed depth; no deeper than the budget has drafted nodes."""
         return min(self._depth, self._budget - 1)

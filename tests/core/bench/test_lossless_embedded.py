@@ -1,0 +1,24 @@
+"""The real target and the shipped head: what transformers writes, for every drafter and budget."""
+
+import pytest
+from jetflow_core.bench.grid import DRAFTERS
+from jetflow_core.bench.lossless import LosslessSettings, run_lossless
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_drafter_and_budget_writes_what_transformers_writes() -> None:
+    settings = LosslessSettings(
+        prompts=("builtin",), limit=1, max_new_tokens=32, processes=2, threads=1
+    )
+    report = run_lossless(settings)
+    assert report["passed"], report["differences"]
+    assert report["used"]["fp32_precision"] == ["ieee"]
+    cells = {(cell["drafter"], cell["budget"]): cell for cell in report["cells"]}
+    assert set(cells) == {(d, b) for d in DRAFTERS for b in (1, 2, 16, 64, 256)}
+    assert {cell["answers"] for cell in cells.values()} == {report["plain_side"]["prompts"]}
+    # Identity means little unless drafts were kept, refused and moved.
+    assert cells["oracle", 64]["tau"] > 6
+    assert cells["head", 64]["tau"] > 2
+    assert cells["wrong", 64]["tau"] == 1
+    assert cells["random", 256]["scattered_rounds"] > 0
