@@ -1,16 +1,24 @@
 """The real target and the shipped head: what transformers writes, for every drafter and budget."""
 
+import json
+from pathlib import Path
+
 import pytest
 from jetflow_core.bench.grid import DRAFTERS
 from jetflow_core.bench.lossless import LosslessSettings, run_lossless
 
+PROMPTS = (
+    "A baker makes 12 rolls an hour for 5 hours and sells 41 of them. How many are left?",
+    "Write a Python function that says whether a word reads the same backwards.",
+)
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_drafter_and_budget_writes_what_transformers_writes() -> None:
-    settings = LosslessSettings(
-        prompts=("builtin",), limit=1, max_new_tokens=32, processes=2, threads=1
-    )
+def test_every_drafter_and_budget_writes_what_transformers_writes(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+    settings = LosslessSettings(prompts=(str(prompts),), max_new_tokens=32, processes=2, threads=1)
     report = run_lossless(settings)
     assert report["passed"], report["differences"]
     assert report["used"]["fp32_precision"] == ["ieee"]
