@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jetflow_core.reports.files import check_output, write_json
+from jetflow_core.reports.files import check_output, write_json, write_report
 from jetflow_core.reports.loops import (
     FEWEST_REPEATED,
     LONGEST_PERIOD,
@@ -133,3 +133,14 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
         check_output(tmp_path / "none" / "a.json")
     with pytest.raises(ValueError, match="it is a folder"):
         check_output(tmp_path)
+
+
+def test_a_report_names_files_without_their_folders(tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.touch()
+    report = {"settings": {"prompts": (str(data),), "text": "/no such file", "slash": "/"}}
+    write_report(tmp_path / "report.json", report)
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found == {
+        "settings": {"prompts": ["prompts.jsonl"], "text": "/no such file", "slash": "/"}
+    }

@@ -20,7 +20,7 @@ from jetflow_core.bench.schema import FORMAT, check_report
 from jetflow_core.bench.summary import BREAK_EVEN, INTERVAL, SPEED, summarise_set
 from jetflow_core.embedded import EMBEDDED_NAME
 from jetflow_core.engine import Engine, load
-from jetflow_core.reports.files import check_output, write_json
+from jetflow_core.reports.files import check_output, write_report
 from jetflow_core.reports.loops import LOOP_DEFINITION
 from jetflow_core.reports.provenance import provenance
 from jetflow_core.reports.tau import TAU_FORMULA
@@ -89,7 +89,7 @@ def run_decode(settings: DecodeSettings, out: str | Path | None = None) -> dict[
     report = _report(settings, plan, _summaries(plan, sets, samples, timed=timed), setup)
     check_report(report)
     if file is not None:
-        write_json(file, report)
+        write_report(file, report)
         partial.remove()
     return report
 

@@ -49,7 +49,7 @@ def command(
     from jetflow_core.bench.lossless import LosslessSettings, run_lossless
     from jetflow_core.bench.tables import lossless_lines, lossless_table
     from jetflow_core.engine import MAX_BUDGET
-    from jetflow_core.reports.files import check_output, write_json
+    from jetflow_core.reports.files import check_output, write_report
 
     if out is not None:
         check_output(out)
@@ -70,7 +70,7 @@ def command(
     )
     report = run_lossless(settings)
     if out is not None:
-        write_json(out, report)
+        write_report(out, report)
     console = Console()
     console.print(lossless_table(report))
     for line in lossless_lines(report):

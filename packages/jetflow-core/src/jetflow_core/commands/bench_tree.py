@@ -29,7 +29,7 @@ def command(
 
     from jetflow_core.bench.checks import check_at_least, parse_budgets
     from jetflow_core.bench.tables import tree_table
-    from jetflow_core.reports.files import check_output, write_json
+    from jetflow_core.reports.files import check_output, write_report
     from jetflow_core.reports.provenance import provenance
 
     for name, value in (("depth", depth), ("width", width), ("repeats", repeats)):
@@ -48,6 +48,6 @@ def command(
             on_progress=status.update,
         )
     if out is not None:
-        write_json(out, {"format": "jetflow-bench-tree/1", **report, "provenance": provenance()})
+        write_report(out, {"format": "jetflow-bench-tree/1", **report, "provenance": provenance()})
     Console().print(tree_table(report))
     return 0

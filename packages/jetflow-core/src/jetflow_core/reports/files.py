@@ -41,3 +41,22 @@ def write_json(path: str | Path, payload: Mapping[str, Any]) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return file
+
+
+def write_report(path: str | Path, payload: Mapping[str, Any]) -> Path:
+    """Writes ``payload`` as ``write_json`` does, with files named and not located.
+
+    A report is handed on; the folders of the machine that wrote it help nobody.
+    """
+    return write_json(path, {name: without_folders(value) for name, value in payload.items()})
+
+
+def without_folders(value: Any) -> Any:
+    """``value`` with each text in it that is the absolute path of a file cut to the file's name."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(inner) for inner in value]
+    if isinstance(value, str) and os.path.isabs(value) and os.path.exists(value):
+        return Path(value).name or value
+    return value
