@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from jetflow_core.reports.loops import FEWEST_REPEATED, looping_tail
 from jetflow_train.decode import BatchDecoder, Group, pick_tokens
-from jetflow_train.loops import MIN_REPEATED, looping_tails
+from jetflow_train.loops import looping_tails
 from jetflow_train.packing import build_batch, depth_weights, pack
 from jetflow_train.prompts import PromptSet, read_prompts
 from jetflow_train.regenerate import RegenerateConfig, plan_groups, regenerate
@@ -164,7 +165,7 @@ def test_looping_tails_equal_their_definition(
         ):
             repeated += 1
         best = max(best, repeated)
-    assert looping_tails(tokens[None]).tolist() == [best if best >= MIN_REPEATED else 0]
+    assert looping_tails(tokens[None]).tolist() == [best if best >= FEWEST_REPEATED else 0]
 
 
 @given(
@@ -233,3 +234,14 @@ def test_weights_follow_the_depth_and_sum_to_one() -> None:
 
 def _quiet(text: str) -> None:
     assert text
+
+
+def test_loops_are_those_that_reports_count() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 3, size=(300, 60))
+    for row, period in enumerate(rng.integers(1, 50, size=150)):
+        rows[row, period:] = np.resize(rows[row, :period], 60 - period)
+        rows[row, : rng.integers(0, 40)] = 7
+    found = looping_tails(rows)
+    assert found.tolist() == [60 - looping_tail(row.tolist()) for row in rows]
+    assert 20 < (found > 0).sum() < 280
