@@ -107,7 +107,14 @@ def test_provenance_is_json_and_names_versions() -> None:
     assert "torch" in found["packages"]
     assert found["date"].endswith("+00:00")
     assert found["cpus"] >= 1
-    assert "/" not in found["arguments"][0]
+
+
+def test_provenance_leaves_out_where_files_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    absolute = str(Path("a.json").absolute())
+    given = [absolute, "--out", absolute, f"--head={absolute}", "sets/b.jsonl", "--x=1"]
+    monkeypatch.setattr(sys, "argv", given)
+    expected = ["a.json", "--out", "a.json", "--head=a.json", "sets/b.jsonl", "--x=1"]
+    assert provenance()["arguments"] == expected
 
 
 def test_reports_import_nothing_heavy() -> None:

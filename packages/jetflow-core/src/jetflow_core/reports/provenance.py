@@ -27,7 +27,7 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "arguments": [_without_folder(each) for each in sys.argv],
         "git": _git(),
         "packages": package_versions() | _versions(_LIBRARIES),
         "python": platform.python_version(),
@@ -38,6 +38,12 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
         "device": device,
         "device_name": _device_name(device),
     }
+
+
+def _without_folder(argument: str) -> str:
+    """An argument as a report may tell it: where a file lay says nothing about the figure."""
+    name, sign, value = argument.rpartition("=")
+    return f"{name}{sign}{Path(value).name}" if Path(value).is_absolute() else argument
 
 
 def package_versions() -> dict[str, str]:
