@@ -89,7 +89,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     settings: Callable[..., DecodeSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "decode.json"
-    few = settings(kinds=("plain", "tree"), budgets=(4,), tau_only=True, slots=1)
+    few = settings(kinds=("plain", "chain"), budgets=(4,), tau_only=True, slots=1)
     # Four prompts in flight make one unit; with one prompt a unit there are several to lose.
     monkeypatch.setattr("jetflow_core.bench.decode._TAU_ONLY_BATCHES", 1)
     calls = []
@@ -106,7 +106,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     partial = tmp_path / "decode.json.partial"
     assert partial.exists() and not out.exists()
     with pytest.raises(ValueError, match=r"unfinished run with seed = 0, now it is 1; delete it"):
-        run_decode(settings(kinds=("plain", "tree"), budgets=(4,), tau_only=True, seed=1), out)
+        run_decode(settings(kinds=("plain", "chain"), budgets=(4,), tau_only=True, seed=1), out)
     calls.clear()
     monkeypatch.setattr(schedule, "measure", lambda *a, **o: counted(*a, stop_at=0, **o))
     resumed = run_decode(few, out)
@@ -129,7 +129,11 @@ def _sample(sizes: list[list[int]], times: list[tuple[float, float]]) -> Sample:
 
 
 def test_figures_are_pooled_as_by_hand() -> None:
-    found = [Configuration("plain", "plain", 1, None), Configuration("tree-4", "tree", 4, 0)]
+    found = [
+        Configuration("plain", "plain", 1, None),
+        Configuration("tree-4", "tree", 4, 0),
+        Configuration("chain", "chain", 4, 0),
+    ]
     samples = {
         "plain": [_sample([[1] * 10], [(0.0, 10.0), (0.0, 20.0), (0.0, 12.0)]),
                   _sample([[1] * 2], [(0.0, 2.0), (0.0, 4.0), (0.0, 2.0)])],
@@ -174,7 +178,11 @@ def test_a_sample_survives_its_file() -> None:
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    found = [Configuration("plain", "plain", 1, None), Configuration("tree-4", "tree", 4, 0)]
+    found = [
+        Configuration("plain", "plain", 1, None),
+        Configuration("tree-4", "tree", 4, 0),
+        Configuration("chain", "chain", 4, 0),
+    ]
     samples = {
         each.name: [_sample([[1, 2]], [(1.0, 1.0)]), _sample([[2, 2]], [(1.0, 1.0)])]
         for each in found
@@ -234,7 +242,18 @@ def test_names_and_budgets_of_several_heads() -> None:
         ("b/tree-16", 16, 1),
     ]  # fmt: skip
     with pytest.raises(ValueError, match="nothing to run"):
-        configurations(("tree",), (1,), (7,), ("a",))
+        configurations((), (1,), (7,), ("a",))
+
+
+@pytest.mark.parametrize("kind", ["tree", "all-children"])
+def test_no_tree_is_told_without_the_chain_of_its_head(kind: str, report: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"kinds plain,{kind} hold trees without chain"):
+        configurations(("plain", kind), (16,), (7,), ("a",))
+    broken = deepcopy(report)
+    rows = broken["sets"][0]["rows"]
+    rows[:] = [row for row in rows if row["kind"] != "chain"]
+    with pytest.raises(ReportError, match="has no chain of the same head"):
+        check_report(broken)
 
 
 def test_prompts_are_drawn_alike_and_refused_by_line(tmp_path: Path, prompt_file: Path) -> None:

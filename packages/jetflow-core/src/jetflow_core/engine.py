@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from jetflow_core.sampling import SamplingParams
 from jetflow_core.session import CachedSession
 from jetflow_core.stopping import FinishReason
 from jetflow_core.target import Target
+
+_LOG = logging.getLogger(__name__)
 
 MAX_BUDGET = 256
 _AUTO_CPU_ROWS, _AUTO_GPU_ROWS = 32, 256
@@ -98,7 +101,8 @@ class Engine:
         if head is not None:
             check_fit(head, target)
         self.target, self.head = target, head
-        self._auto: dict[tuple[int, int], TreePlanner] = {}
+        self._auto: dict[tuple[int, int, TreeBuilder], TreePlanner] = {}
+        self._said_reach = False
 
     @property
     def max_depth(self) -> int:
@@ -152,6 +156,7 @@ class Engine:
         check_prompts(live, context)
         longest = max(len(r.prompt) + r.picker.params.max_new_tokens for r in live)
         capacity = min(context, longest)
+        self._say_reach(capacity)
         slots = min(num_slots, len(live))
         if drafter is None:
             drafter = self._drafter(slots, capacity)
@@ -208,6 +213,20 @@ class Engine:
             ending=Ending(params, eos, tokenizer),
         )
 
+    def _say_reach(self, longest: int) -> None:
+        """Tells once that some text may go past the head's reach, where decoding gets plain."""
+        if self.head is None or self._said_reach:
+            return
+        reach = self.head.config.max_position_embeddings
+        if longest > reach:
+            self._said_reach = True
+            _LOG.warning(
+                "the draft head reaches %d positions and a request may grow to %d: "
+                "rounds past its reach are plain steps",
+                reach,
+                longest,
+            )
+
     @property
     def _auto_rows(self) -> int:
         return _AUTO_CPU_ROWS if self.target.device.type == "cpu" else _AUTO_GPU_ROWS
@@ -227,7 +246,7 @@ class Engine:
         """A planner for the head; what ``auto`` has measured and learnt outlives a request."""
         if options.budget != "auto":
             return self._new_planner(options, drafter)
-        key = (slots, options.depth or 0)
+        key = (slots, options.depth or 0, options.builder)
         if key not in self._auto:
             # Measured on a drafter of its own: this one is about to be used.
             context = min(_MEASURE_CONTEXT, self.target.context_length)

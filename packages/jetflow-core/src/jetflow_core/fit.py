@@ -1,4 +1,4 @@
-"""Whether a head belongs to a target, from sizes and vocabulary, before anything runs."""
+"""Whether a head belongs to a target: sizes, type and vocabulary, before anything runs."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def check_fit(head: LoadedHead, target: Target) -> None:
                 f"the head at {head.path} was made for a target whose {what} is {wanted}; "
                 f"this target's is {found}"
             )
+    weight = next(head.head.parameters())
+    if (weight.dtype, weight.device) != (target.dtype, target.device):
+        raise HeadMismatch(
+            f"the head at {head.path} was loaded as {weight.dtype} on {weight.device}; "
+            f"this target is {target.dtype} on {target.device}"
+        )
     wanted_hash = head.info.tokenizer_sha256
     if wanted_hash is None or target.tokenizer_source is None:
         return

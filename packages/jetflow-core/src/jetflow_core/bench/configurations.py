@@ -65,8 +65,13 @@ def configurations(
         head_names: of the heads, unique.
 
     Raises:
-        ValueError: nothing is left to run.
+        ValueError: nothing is left to run, or trees would be told without the chain.
     """
+    if {TREE, ALL_CHILDREN} & set(kinds) and CHAIN not in kinds:
+        raise ValueError(
+            f"kinds {','.join(kinds)} hold trees without {CHAIN}: a tree is told beside the chain "
+            "of the same head"
+        )
     found = [Configuration(PLAIN, PLAIN, PLAIN_BUDGET, None)] if PLAIN in kinds else []
     for head, (depth, head_name) in enumerate(zip(depths, head_names, strict=True)):
         prefix = f"{head_name}/" if len(head_names) > 1 else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jetflow_core.bench.configurations import ALL_CHILDREN, CHAIN, TREE
+
 FORMAT = "jetflow-bench-decode/1"
 
 _REPORT = ("format", "mode", "settings", "used", "definitions", "notes", "sets", "provenance")
@@ -18,7 +20,7 @@ _ROW = (
 _LOOKUP = ("tau", "ngram", "max_draft")
 _SPEED = (
     "tokens_per_second", "ratio_to_plain", "break_even_tau", "seconds_per_round_by_phase",
-    "prefill_seconds", "setup_seconds", "repeats",
+    "target_passes", "prefill_seconds", "setup_seconds", "repeats",
 )  # fmt: skip
 MODES = ("timed", "tau-only")
 
@@ -43,8 +45,17 @@ def check_report(report: Mapping[str, Any]) -> None:
         raise ReportError("the report holds no prompt set")
     for one in report["sets"]:
         _check_fields(one, _SET, "a prompt set")
+        _check_chains(one)
         for row in one["rows"]:
             _check_row(row, f"{row.get('name')} on {one['name']}", report["mode"] == "timed")
+
+
+def _check_chains(one: Mapping[str, Any]) -> None:
+    """A tree is told beside the chain of its own head, or not at all."""
+    chains = {row.get("head") for row in one["rows"] if row.get("kind") == CHAIN}
+    for row in one["rows"]:
+        if row.get("kind") in (TREE, ALL_CHILDREN) and row.get("head") not in chains:
+            raise ReportError(f"{row.get('name')} on {one['name']} has no chain of the same head")
 
 
 def _check_row(row: Mapping[str, Any], where: str, timed: bool) -> None:
