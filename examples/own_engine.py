@@ -4,7 +4,7 @@ The engine below is a toy, one attention layer over a key/value cache, but it ha
 has: a cache that rows are written to, a mask, positions, and a commit of rows that are not
 neighbours. Everything that JetFlow adds stands in `speculate`, numbered 1 to 3.
 
-Run it: python examples/own_engine.py
+Run it: uv run python examples/own_engine.py
 """
 
 from dataclasses import dataclass

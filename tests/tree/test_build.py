@@ -1,10 +1,20 @@
 """Exact best-first: the top of everything, nested, with settled ties; and the edges of builders."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jetflow_tree import AllChildren, BestFirst, Candidates, Chain, Tree, best_first_paths
+from jetflow_tree import (
+    AllChildren,
+    BestFirst,
+    Candidates,
+    Chain,
+    Tree,
+    TreeBuilder,
+    best_first_paths,
+)
 from jetflow_tree.reference import brute_force, plain_heap
 
 # Values that meet: equal ones, certainty, impossibility, and neighbours that a rounded sum with
@@ -157,8 +167,13 @@ def test_a_bad_callback_is_refused(pairs, message):
         best_first_paths(0, lambda path: pairs, 8, 1)
 
 
+def test_a_max_depth_of_zero_is_plain_decoding():
+    tree = best_first_paths(7, lambda path: [(1, -0.1), (2, -1.0)], 8, 0)
+    assert same(tree, Tree.root_only(7))
+
+
 def test_a_negative_max_depth_is_refused():
-    with pytest.raises(ValueError, match="max_depth must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="max_depth must be a whole number, at least 0, got -1"):
         best_first_paths(0, lambda path: [(1, -1.0)], 8, -1)
 
 
@@ -239,7 +254,7 @@ def test_impossible_candidates_never_become_nodes(builder):
 
 @pytest.mark.parametrize("builder", builders, ids=lambda b: type(b).__name__)
 def test_a_negative_root_is_refused(builder):
-    with pytest.raises(ValueError, match="root token must not be negative, got -7"):
+    with pytest.raises(ValueError, match="whole number from 0, got -7"):
         builder.build(-7, Candidates.marginal([[5]], [[-0.1]]), 4)
 
 
@@ -286,3 +301,18 @@ def test_a_scoring_is_applied_before_building():
         return candidates.with_log_probs(candidates.log_probs[:, :, ::-1])
 
     assert BestFirst(scoring=swapped).build(7, two, 3).tokens.tolist() == [7, 9, 4]
+
+
+@pytest.mark.parametrize("builder", [BestFirst(), AllChildren(), Chain()])
+@pytest.mark.parametrize("value", [2.5, float("nan"), "4", None, True, 2**63])
+def test_what_is_no_whole_number_is_refused_alike(builder: TreeBuilder, value: Any) -> None:
+    two = Candidates.marginal([[5, 9], [3, 4]], [[-0.1, -2.4], [-0.1, -2.4]])
+    with pytest.raises(ValueError, match="the root must be a token, a whole number from 0"):
+        builder.build(value, two, 4)
+    if value != 2**63:
+        with pytest.raises(ValueError, match="must be a whole number, at least 1"):
+            builder.build(7, two, value)
+        with pytest.raises(ValueError, match="max_depth must be a whole number"):
+            best_first_paths(7, lambda path: [(1, -0.5)], 4, value)
+    with pytest.raises(ValueError, match=r"must be token ids, got 1\.5"):
+        best_first_paths(7, lambda path: [(1.5, -0.5)], 4, 2)  # type: ignore[list-item]

@@ -115,3 +115,11 @@ def test_from_logits_refuses_nonsense():
 def test_extreme_logits_do_not_overflow():
     candidates = Candidates.from_logits([[1e300, 0.0, -1e300]], 3)
     assert candidates.log_probs[0, 0].tolist() == [0.0, -1e300, -2e300]
+
+
+@pytest.mark.parametrize("level", [-1e9, -1e300, float(np.finfo(np.float32).min), 1e308])
+def test_from_logits_at_any_level_is_a_distribution(level: float) -> None:
+    found = Candidates.from_logits(np.full((3, 50), level), 4)
+    np.testing.assert_allclose(found.log_probs, -np.log(50), rtol=1e-12)
+    apart = Candidates.from_logits([[1e308, -1e308, 0.0]], 3)
+    assert apart.log_probs[0, 0].tolist() == [0.0, -1e308, -np.inf]

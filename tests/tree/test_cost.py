@@ -107,3 +107,10 @@ def test_what_makes_no_sense_is_refused():
         stop_early(tree, lambda rows: 0.0, 0.0)
     with pytest.raises(ValueError, match="N >= 1"):
         best_size([], CURVE, 0.0)
+
+
+def test_nan_scores_and_broken_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="scores must be numbers at most 0"):
+        best_size([0.0, float("nan")], lambda rows: 1.0, 0.0)
+    with pytest.raises(ValueError, match="rows must be whole numbers"):
+        CostCurve(rows=(1, float("nan")), seconds=(1.0, 2.0))  # type: ignore[arg-type]

@@ -109,3 +109,16 @@ def test_depths_must_fit_the_parents():
 
 def test_the_same_token_may_stand_below_different_parents():
     assert Tree.from_parents([7, 1, 2, 3, 3], [-1, 0, 0, 1, 2]).num_nodes == 5
+
+
+@pytest.mark.parametrize("parent", [2**32, 2**32 - 1, -(2**32), -2])
+def test_links_that_32_bits_would_fold_are_refused(parent: int) -> None:
+    with pytest.raises(ValueError, match=r"parents must be -1 or a row or depth, got"):
+        Tree.from_parents([7, 1], [-1, parent])
+    with pytest.raises(ValueError, match=r"depths must be -1 or a row or depth, got"):
+        Tree(np.array([7, 1]), np.array([-1, 0]), np.array([0, parent]), np.zeros(2))
+
+
+def test_tokens_beyond_64_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="tokens must fit 64 bits with a sign"):
+        Tree.from_parents(np.array([2**64 - 1, 1], dtype=np.uint64), [-1, 0])

@@ -15,6 +15,8 @@ from jetflow_tree.frontier import Frontier
 from jetflow_tree.score import Scoring
 from jetflow_tree.tree import Tree, trusted_tree
 
+_LARGEST_TOKEN = 2**63 - 1
+
 
 class TreeBuilder(Protocol):
     """Turns what a draft head proposes into the tree of one round."""
@@ -26,10 +28,16 @@ class TreeBuilder(Protocol):
 
 def check_request(root: int, budget: int) -> None:
     """Raise ValueError unless the root is a token and the budget holds at least it."""
-    if root < 0:
-        raise ValueError(f"the root token must not be negative, got {root}")
-    if budget < 1:
-        raise ValueError(f"budget counts the root and must be at least 1, got {budget}")
+    if not _is_whole(root) or not 0 <= root <= _LARGEST_TOKEN:
+        raise ValueError(f"the root must be a token, a whole number from 0, got {root!r}")
+    if not _is_whole(budget) or budget < 1:
+        raise ValueError(
+            f"budget counts the root and must be a whole number, at least 1, got {budget!r}"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int or isinstance(value, np.integer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +114,11 @@ def best_first_paths(
 
     Raises:
         ValueError: If budget is below 1, max_depth is negative, or the callback yields NaN, a
-            log-probability above 0 or above its predecessor's, or a token twice.
+            log-probability above 0 or above its predecessor's, no token, or a token twice.
     """
     check_request(root, budget)
-    if max_depth < 0:
-        raise ValueError(f"max_depth must be at least 0, got {max_depth}")
+    if not _is_whole(max_depth) or max_depth < 0:
+        raise ValueError(f"max_depth must be a whole number, at least 0, got {max_depth!r}")
     tokens, parents, depths, scores = [root], [-1], [0], [0.0]
     paths: list[tuple[int, ...]] = [()]
     heap: list[tuple[float, int, tuple[int, ...], int, int, Iterator[tuple[int, float]]]] = []
@@ -157,6 +165,8 @@ def _checked(
                 f"children of path {path} must come best first with log-probabilities at most 0, "
                 f"got {log_prob} after {bound}"
             )
+        if not _is_whole(token):
+            raise ValueError(f"children of path {path} must be token ids, got {token!r}")
         if token in seen:
             raise ValueError(f"children of path {path} hold the token {token} twice")
         bound = log_prob

@@ -98,10 +98,12 @@ class Candidates:
         if np.isneginf(peak).any():
             depth = int(np.flatnonzero(np.isneginf(peak))[0]) + 1
             raise ValueError(f"logits of depth {depth} are all -inf")
-        log_mass = peak + np.log(np.exp(scores - peak).sum(axis=1, keepdims=True))
-        return cls.marginal(
-            best, np.minimum(np.take_along_axis(scores, best, axis=1) - log_mass, 0)
-        )
+        # Below the peak first: a peak of -1e300 would swallow the logarithm. Where even the
+        # difference overflows, it is -inf, as it should be.
+        with np.errstate(over="ignore"):
+            below = scores - peak
+        log_mass = np.log(np.exp(below).sum(axis=1, keepdims=True))
+        return cls.marginal(best, np.take_along_axis(below, best, axis=1) - log_mass)
 
     @property
     def depth(self) -> int:

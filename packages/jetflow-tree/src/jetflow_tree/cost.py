@@ -40,6 +40,8 @@ class CostCurve:
                 f"a cost curve needs as many rows as seconds and at least 1 point, got "
                 f"{len(self.rows)} and {len(self.seconds)}"
             )
+        if not all(type(size) is int or isinstance(size, np.integer) for size in self.rows):
+            raise ValueError(f"rows must be whole numbers, got {self.rows}")
         steps = zip(self.rows, self.rows[1:], strict=False)
         if self.rows[0] < 1 or any(after <= before for before, after in steps):
             raise ValueError(f"rows must increase from at least 1, got {self.rows}")
@@ -116,6 +118,8 @@ def peak_size(scores: NDArray[np.float64], roots: int, cost: Cost, fixed: float)
     """The size in roots..N with the largest expected tokens per second; roots come first."""
     if scores.ndim != 1 or len(scores) < roots:
         raise ValueError(f"scores must be [N] with N >= {roots}, got {scores.shape}")
+    if not bool((scores <= 0.0).all()):
+        raise ValueError("scores must be numbers at most 0")
     if not fixed >= 0.0:
         raise ValueError(f"fixed must be at least 0 seconds, got {fixed}")
     seconds = np.array([fixed + cost(rows) for rows in range(roots, len(scores) + 1)])

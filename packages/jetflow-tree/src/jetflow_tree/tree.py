@@ -32,8 +32,8 @@ class Tree:
 
     def __post_init__(self) -> None:
         tokens = _column(self.tokens, "tokens")
-        parents = _column(self.parents, "parents").astype(np.int32)
-        depths = _column(self.depths, "depths").astype(np.int32)
+        parents = _links(self.parents, "parents")
+        depths = _links(self.depths, "depths")
         scores = np.array(self.scores, dtype=np.float64)
         _check(tokens, parents, depths, scores)
         _fill(self, tokens, parents, depths, scores)
@@ -71,7 +71,7 @@ class Tree:
         Raises:
             ValueError: If the arrays do not describe a tree.
         """
-        links = _column(parents, "parents").astype(np.int32)
+        links = _links(parents, "parents")
         _check_links(links)
         depths = [0] * len(links)
         for row, parent in enumerate(links.tolist()):
@@ -179,7 +179,18 @@ def _column(values: ArrayLike, name: str) -> NDArray[np.int64]:
         raise ValueError(f"{name} must have shape [N] with N >= 1, got {array.shape}")
     if array.dtype.kind not in "iu":
         raise ValueError(f"{name} must be integers, got dtype {array.dtype}")
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} must fit 64 bits with a sign, got {int(array.max())}")
     return np.array(array, dtype=np.int64)
+
+
+def _links(values: ArrayLike, name: str) -> NDArray[np.int32]:
+    """A column of row numbers or depths; what 32 bits would fold is refused."""
+    wide = _column(values, name)
+    bad = (wide < -1) | (wide > np.iinfo(np.int32).max)
+    if bad.any():
+        raise ValueError(f"{name} must be -1 or a row or depth, got {int(wide[bad][0])}")
+    return wide.astype(np.int32)
 
 
 def _check(
