@@ -1,7 +1,7 @@
-"""Forward KL to the target over the full vocabulary, in bounded memory.
+"""Distillation over the full vocabulary, in bounded memory.
 
-The gradient of ``KL(p || q)`` by the logits of q is ``q - p``, so one pass over a chunk of rows
-gives the loss and the gradient of its inputs; no [rows, vocabulary] tensor outlives its chunk.
+An objective knows its gradient by the logits, so one pass over a chunk of rows gives the loss and
+the gradient of its inputs; no [rows, vocabulary] tensor outlives its chunk.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jetflow_train.objectives import Objective, reference_rows
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LossRows:
@@ -23,6 +25,7 @@ class LossRows:
         parents: ``[G, n, rank]``, parent vectors of the path term; None without one.
         teacher: ``[G, m, H]``, the target's normed hidden states.
         index: int64 ``[G, n]``, the teacher row of each loss row, within its chunk.
+        tokens: int64 ``[G, n]``, the text's own token at each loss row's depth.
         weights: ``[G, n]``.
     """
 
@@ -30,35 +33,34 @@ class LossRows:
     parents: Tensor | None
     teacher: Tensor
     index: Tensor
+    tokens: Tensor
     weights: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """Weighted sums of the forward KL: of the base alone, and of base plus path term."""
+    """Weighted sums of the loss: of the base alone, and of base plus path term."""
 
     base: Tensor
     path: Tensor
     base_rows: Tensor
-    """Unweighted KL of each row ``[G, n]`` (no gradient)."""
+    """Unweighted loss of each row ``[G, n]`` (no gradient)."""
     path_rows: Tensor
 
 
-def forward_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """``KL(softmax(teacher) || softmax(student))`` of each row; the reference the others meet."""
-    p = teacher.log_softmax(-1)
-    return (p.exp() * (p - student.log_softmax(-1))).sum(-1)
-
-
-def reference_losses(rows: LossRows, lm_head: Tensor, path_out: Tensor | None) -> Losses:
+def reference_losses(
+    rows: LossRows, lm_head: Tensor, path_out: Tensor | None, objective: Objective
+) -> Losses:
     """The losses written plainly, with autograd and every logit in memory."""
     teacher = torch.stack([t[i] for t, i in zip(rows.teacher, rows.index, strict=True)])
-    target_logits = teacher @ lm_head.T
-    base = rows.hidden @ lm_head.T
-    base_rows = forward_kl(base, target_logits)
+    target_logits = (teacher @ lm_head.T).flatten(0, 1)
+    base = (rows.hidden @ lm_head.T).flatten(0, 1)
+    tokens, shape = rows.tokens.flatten(), rows.weights.shape
+    base_rows = reference_rows(objective, base, target_logits, tokens).view(shape)
     path_rows = torch.zeros_like(base_rows)
     if rows.parents is not None and path_out is not None:
-        path_rows = forward_kl(base.detach() + rows.parents @ path_out.T, target_logits)
+        joint = base.detach() + (rows.parents @ path_out.T).flatten(0, 1)
+        path_rows = reference_rows(objective, joint, target_logits, tokens).view(shape)
     return Losses(
         base=(rows.weights * base_rows).sum(),
         path=(rows.weights * path_rows).sum(),
@@ -75,37 +77,31 @@ def chunk_losses(
     parents: Tensor | None,
     teacher: Tensor,
     index: Tensor,
+    tokens: Tensor,
     weights: Tensor,
     lm_head: Tensor,
     path_out: Tensor | None,
+    *,
+    objective: Objective,
 ) -> ChunkResult:
     """Losses and gradients of one chunk.
 
     Returns:
-        KL of each row for the base and with the path term ``[n]``, and the gradients of the
+        Loss of each row for the base and with the path term ``[n]``, and the gradients of the
         weighted sums by ``hidden`` ``[n, H]``, ``parents`` ``[n, rank]`` and ``path_out``
         ``[V, rank]``.
     """
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    target_logits = teacher @ lm_head.T
-    target_lse = target_logits.to(wide).logsumexp(-1)
-    logp = target_logits[index].to(wide) - target_lse[index][:, None]
-    base = hidden @ lm_head.T
-    base_rows, grad = _kl_and_grad(base.to(wide), logp, weights)
-    grad_hidden = grad.to(hidden.dtype) @ lm_head
+    logp = objective.teacher(teacher @ lm_head.T, index, wide)
+    base = (hidden @ lm_head.T).to(wide)
+    base_rows, grad = objective.rows(base, logp, tokens)
+    grad_hidden = (grad * weights[:, None]).to(hidden.dtype) @ lm_head
     if parents is None or path_out is None:
         return base_rows, torch.zeros_like(base_rows), grad_hidden, None, None
-    joint = base.to(wide) + (parents @ path_out.T).to(wide)
-    path_rows, grad = _kl_and_grad(joint, logp, weights)
-    narrow = grad.to(hidden.dtype)
+    joint = base + (parents @ path_out.T).to(wide)
+    path_rows, grad = objective.rows(joint, logp, tokens)
+    narrow = (grad * weights[:, None]).to(hidden.dtype)
     return base_rows, path_rows, grad_hidden, narrow @ path_out, narrow.T @ parents
-
-
-def _kl_and_grad(logits: Tensor, logp: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    logq = logits - logits.logsumexp(-1, keepdim=True)
-    p = logp.exp()
-    rows = (p * (logp - logq)).sum(-1)
-    return rows, (logq.exp() - p) * weights[:, None]
 
 
 ChunkFn = Callable[..., ChunkResult]
@@ -118,9 +114,9 @@ class _ChunkedLosses(torch.autograd.Function):
         hidden: Tensor,
         parents: Tensor | None,
         path_out: Tensor | None,
-        rest: tuple[Tensor, Tensor, Tensor, Tensor, ChunkFn],
+        rest: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, ChunkFn],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        teacher, index, weights, lm_head, chunk_fn = rest
+        teacher, index, tokens, weights, lm_head, chunk_fn = rest
         out = path_out.to(hidden.dtype) if path_out is not None else None
         grad_hidden = torch.empty_like(hidden)
         grad_parents = torch.empty_like(parents) if parents is not None else None
@@ -132,6 +128,7 @@ class _ChunkedLosses(torch.autograd.Function):
                 parents[g] if parents is not None else None,
                 teacher[g],
                 index[g],
+                tokens[g],
                 weights[g],
                 lm_head,
                 out,
@@ -156,7 +153,7 @@ class _ChunkedLosses(torch.autograd.Function):
 
 
 def chunked_losses(
-    rows: LossRows, lm_head: Tensor, path_out: Tensor | None, chunk_fn: ChunkFn = chunk_losses
+    rows: LossRows, lm_head: Tensor, path_out: Tensor | None, chunk_fn: ChunkFn
 ) -> Losses:
     """The losses chunk by chunk; values and gradients are those of ``reference_losses``.
 
@@ -164,8 +161,8 @@ def chunked_losses(
         rows: inputs; ``hidden`` and ``parents`` in the type of ``lm_head``.
         lm_head: ``[V, H]``, frozen: it gets no gradient.
         path_out: ``[V, rank]``, the path term's output matrix (any float type).
-        chunk_fn: ``chunk_losses`` or its compiled form.
+        chunk_fn: ``chunk_losses`` with its objective, plain or compiled.
     """
     # The base is detached for the path term, so its gradient reaches parents and path_out only.
-    rest = (rows.teacher, rows.index, rows.weights, lm_head, chunk_fn)
+    rest = (rows.teacher, rows.index, rows.tokens, rows.weights, lm_head, chunk_fn)
     return Losses(*_ChunkedLosses.apply(rows.hidden, rows.parents, path_out, rest))

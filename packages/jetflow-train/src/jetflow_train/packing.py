@@ -124,14 +124,15 @@ def _draw(
 def depth_weights(reach: NDArray[np.int64], depth: int, gamma: float) -> NDArray[np.float32]:
     """Weights ``[R, A, depth]`` of the loss rows, exp(-(d - 1) / gamma), summing to one.
 
-    Rows deeper than their anchor's reach weigh nothing.
+    A gamma of 0 weighs all depths alike. Rows deeper than their anchor's reach weigh nothing.
 
     Raises:
-        ValueError: ``gamma`` is not above 0.
+        ValueError: ``gamma`` is negative.
     """
-    if not gamma > 0:
-        raise ValueError(f"gamma must be above 0, got {gamma}")
+    if not gamma >= 0:
+        raise ValueError(f"gamma must be at least 0, got {gamma}")
     depths = np.arange(1, depth + 1)
-    weights = np.exp(-(depths - 1) / gamma) * (depths <= reach[..., None])
+    falling = np.exp(-(depths - 1) / gamma) if gamma else np.ones(depth)
+    weights = falling * (depths <= reach[..., None])
     total = weights.sum()
     return (weights / (total if total > 0 else 1.0)).astype(np.float32)

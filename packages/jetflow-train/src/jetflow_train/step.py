@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from jetflow_train.blocks import run_blocks
 from jetflow_train.loss import ChunkFn, Losses, LossRows, chunk_losses, chunked_losses
+from jetflow_train.objectives import Objective
 from jetflow_train.packing import Batch, depth_weights
 from jetflow_train.target import FrozenTarget, run_layer
 
@@ -30,17 +32,25 @@ class StepShape:
 class StepFunctions:
     """The three heavy parts of a step, plain or compiled."""
 
-    layer: Callable[..., Tensor] = run_layer
-    blocks: Callable[..., Tensor] = run_blocks
-    chunk: ChunkFn = chunk_losses
+    layer: Callable[..., Tensor]
+    blocks: Callable[..., Tensor]
+    chunk: ChunkFn
 
     @staticmethod
-    def compiled() -> StepFunctions:
-        """The same parts through torch.compile, for shapes that never change."""
+    def plain(objective: Objective) -> StepFunctions:
+        """The parts as they are written."""
         return StepFunctions(
-            layer=torch.compile(run_layer, dynamic=False),
-            blocks=torch.compile(run_blocks, dynamic=False),
-            chunk=torch.compile(chunk_losses, dynamic=False),
+            layer=run_layer, blocks=run_blocks, chunk=partial(chunk_losses, objective=objective)
+        )
+
+    @staticmethod
+    def compiled(objective: Objective) -> StepFunctions:
+        """The same parts through torch.compile, for shapes that never change."""
+        parts = StepFunctions.plain(objective)
+        return StepFunctions(
+            layer=torch.compile(parts.layer, dynamic=False),
+            blocks=torch.compile(parts.blocks, dynamic=False),
+            chunk=torch.compile(parts.chunk, dynamic=False),
         )
 
 
@@ -78,7 +88,9 @@ def training_losses(
             previous = tokens.gather(1, teachers.flatten(1)).view_as(teachers)
             parents = head.path.parent_vectors(embedding[previous])
     weights = depth_weights(batch.reach, hidden.shape[2], shape.gamma)
-    rows = loss_rows(target, hidden, parents, final, teachers, put(weights, device), shape.chunks)
+    rows = loss_rows(
+        target, hidden, parents, final, tokens, teachers, put(weights, device), shape.chunks
+    )
     path_out = head.path.out.weight if head.path is not None else None
     return chunked_losses(rows, target.lm_head, path_out, functions.chunk)
 
@@ -105,6 +117,7 @@ def loss_rows(
     hidden: Tensor,
     parents: Tensor | None,
     final: Tensor,
+    tokens: Tensor,
     teachers: Tensor,
     weights: Tensor,
     chunks: int,
@@ -114,6 +127,8 @@ def loss_rows(
     each = rows // chunks
     local = torch.arange(rows, device=final.device) % each
     index = teachers + (local * width)[:, None, None]
+    # The text's token at a depth stands one column after its parent's.
+    texts = tokens.gather(1, (teachers + 1).clamp(max=width - 1).flatten(1)).view_as(teachers)
     dtype = target.dtype
 
     def cut(x: Tensor, kept: int) -> Tensor:
@@ -126,6 +141,7 @@ def loss_rows(
         parents=cut(parents, 1).to(dtype) if parents is not None else None,
         teacher=cut(final, 1),
         index=cut(index, 0),
+        tokens=cut(texts, 0),
         weights=cut(weights, 0).to(torch.float64 if dtype == torch.float64 else torch.float32),
     )
 

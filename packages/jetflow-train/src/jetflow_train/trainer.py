@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jetflow_train.files import write_atomic
+from jetflow_train.objectives import Objective, ObjectiveName
 from jetflow_train.packing import Batch, build_batch, pack
 from jetflow_train.schedule import Horizon, learning_rate_factor
 from jetflow_train.shards import Corpus, check_same
@@ -50,7 +51,10 @@ class TrainConfig:
     path_learning_rate: float = 3e-3
     warmup: float = 0.04
     floor: float = 0.06
+    loss: ObjectiveName = "forward_kl"
+    loss_temperature: float = 1.0
     gamma: float = 4.0
+    """Depth d weighs exp(-(d - 1) / gamma); 0 weighs all depths alike."""
     clip: float = 1.0
     seed: int = 0
 
@@ -60,9 +64,12 @@ class TrainConfig:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.rows % self.chunks:
             raise ValueError(f"rows {self.rows} is no multiple of chunks {self.chunks}")
-        for name in ("learning_rate", "path_learning_rate", "gamma", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        Objective(self.loss, self.loss_temperature)
+        for name in ("learning_rate", "path_learning_rate", "clip"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not 0 <= self.gamma < float("inf"):
+            raise ValueError(f"gamma must be 0 or above and finite, got {self.gamma}")
         for name in ("warmup", "floor"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -102,7 +109,9 @@ class Trainer:
     ) -> None:
         self.target, self.head, self.corpus = target, head, corpus
         self.config, self.out = config, out
-        self.functions = StepFunctions.compiled() if compiled else StepFunctions()
+        objective = Objective(config.loss, config.loss_temperature)
+        make = StepFunctions.compiled if compiled else StepFunctions.plain
+        self.functions = make(objective)
         self.shape = StepShape(chunks=config.chunks, gamma=config.gamma)
         self.progress = Progress()
         # One copy in the head's type: gathered rows then need no cast in every step.
