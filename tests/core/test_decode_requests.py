@@ -1,7 +1,6 @@
-"""Every request option acts at every node on that node's own path: trees equal plain decoding."""
+"""What request options mean when a tree is walked, in cases that need more than equal text."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -32,44 +31,6 @@ def _with_trees(engine: Engine, params: SamplingParams, expected: Generation) ->
         )[0]
         for make in MAKERS
     ]
-
-
-def _forbid_after_even(
-    prompt: Sequence[int], generated: Sequence[int], logits: torch.Tensor
-) -> torch.Tensor:
-    """Depends on the whole path: bans half of the vocabulary by the parity of the history's sum."""
-    logits[sum(generated) % 2 :: 2] = float("-inf")
-    return logits
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "temperature": {"temperature": 0.9, "seed": 5},
-    "top_k": {"temperature": 1.5, "top_k": 4, "seed": 1},
-    "top_p": {"temperature": 1.5, "top_p": 0.4, "seed": 2},
-    "min_p": {"temperature": 2.0, "min_p": 0.3, "seed": 3},
-    "repetition_penalty": {"repetition_penalty": 1.8},
-    "frequency_penalty": {"frequency_penalty": 2.0},
-    "frequency_bonus": {"frequency_penalty": -2.0},
-    "presence_penalty": {"presence_penalty": 2.0},
-    "logit_bias": {"logit_bias": {5: 3.0, 9: -4.0}},
-    "logits_processor": {"logits_processor": _forbid_after_even},
-    "everything": {
-        "temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2,
-        "frequency_penalty": 0.5, "presence_penalty": 0.3, "logit_bias": {1: 1.0}, "seed": 11,
-        "logits_processor": _forbid_after_even,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(OPTIONS))
-def test_trees_give_what_plain_decoding_gives(engine: Engine, name: str) -> None:
-    params = SamplingParams(max_new_tokens=COUNT, **OPTIONS[name])
-    expected = _plain(engine, params)
-    assert len(expected.tokens) == COUNT
-    for found in _with_trees(engine, params, expected):
-        assert found.tokens == expected.tokens
-    ordinary = _plain(engine, SamplingParams(max_new_tokens=COUNT))
-    assert expected.tokens != ordinary.tokens, "the option changed nothing, so it proves nothing"
 
 
 def test_penalties_of_either_sign_differ(engine: Engine) -> None:
