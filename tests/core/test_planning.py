@@ -57,11 +57,17 @@ def test_measuring_takes_the_fastest_of_each_size_in_turns(monkeypatch: pytest.M
 
 
 def _simulate(
-    planner: TreePlanner, quality: float, claimed: float, verify: StepCosts, tokens: int = 1500
+    planner: TreePlanner,
+    quality: float,
+    claimed: float,
+    verify: StepCosts,
+    tokens: int = 1500,
+    requests: int = 1,
 ) -> float:
     """Tokens per unit of time when a drafted token is right with probability ``quality``.
 
     The head claims ``claimed`` for its best candidate. Times are those of the curves, exactly.
+    ``tokens`` are those of all ``requests``, which are decoded together.
     """
     planner.begin()
     rng = np.random.default_rng(0)
@@ -70,18 +76,19 @@ def _simulate(
     names = np.tile(np.arange(1, WIDTH + 1), (DEPTH, 1))
     done, time = 0, 0.0
     while done < tokens:
-        depth = planner.depth(1)
-        trees = [Tree.root_only(0)]
+        depth = planner.depth(requests)
+        trees = [Tree.root_only(0)] * requests
         if depth:
             candidates = Candidates.marginal(names[:depth], np.tile(row, (depth, 1)))
-            trees = planner.grow([0], [candidates], [DEPTH])
-        right = rng.random(DEPTH + 1) < quality
-        walk = _walk(trees[0], right)
+            trees = planner.grow([0] * requests, [candidates] * requests, [DEPTH] * requests)
+        right = rng.random((requests, DEPTH + 1)) < quality
+        walks = [_walk(tree, row) for tree, row in zip(trees, right, strict=True)]
         phases = Phases(
-            draft=DRAFT.at(depth) if depth else 0.0, verify=verify.at(trees[0].num_nodes)
+            draft=DRAFT.at(depth) if depth else 0.0,
+            verify=verify.at(sum(tree.num_nodes for tree in trees)),
         )
-        planner.learn(trees, [walk], phases)
-        done += len(walk.nodes) + 1
+        planner.learn(trees, walks, phases)
+        done += sum(len(walk.nodes) + 1 for walk in walks)
         time += phases.total
     return done / time
 
@@ -114,6 +121,34 @@ def test_auto_is_never_much_slower_than_plain(claimed: float) -> None:
     """Also for a head that is always wrong, however sure of itself; plain decoding is 1 here."""
     verify = StepCosts(*CPU_LIKE)
     assert _simulate(_auto(verify), 0.0, claimed, verify) > 0.97
+
+
+@pytest.mark.parametrize(("requests", "quality"), [(8, 0.8), (8, 0.95), (32, 0.95)])
+def test_auto_is_near_the_best_fixed_choice_for_many_requests(
+    requests: int, quality: float
+) -> None:
+    """All rows of a batch share one pass, so that each row costs more of it than for one alone."""
+    verify = StepCosts(*CPU_LIKE)
+    fixed = max(
+        _simulate(
+            FixedPlanner(BestFirst(), budget=budget, depth=depth), quality, quality, verify,
+            100 * requests, requests,
+        )
+        for budget, depth in ((1, 1), (2, 1), (4, 3), (8, 6), (16, 15))
+    )  # fmt: skip
+    found = _simulate(_auto(verify), quality, quality, verify, 400 * requests, requests)
+    assert found > 0.93 * fixed
+    assert fixed > 1.2 * requests / verify.at(requests), "here trees are worth it"
+
+
+@pytest.mark.parametrize("requests", [8, 32])
+@pytest.mark.parametrize("claimed", [0.05, 0.95])
+def test_auto_is_never_much_slower_than_plain_for_many_requests(
+    requests: int, claimed: float
+) -> None:
+    verify = StepCosts(*CPU_LIKE)
+    found = _simulate(_auto(verify), 0.0, claimed, verify, 400 * requests, requests)
+    assert found > 0.97 * requests / verify.at(requests)
 
 
 def test_auto_does_not_verify_what_costs_more_than_it_brings() -> None:

@@ -1,14 +1,16 @@
 """A tree pass against the plain model, run path by path with transformers' own attention."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jetflow_core.session as session_module
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jetflow_core.layouts import BatchedLayout
 from jetflow_core.session import CachedSession
 from jetflow_core.target import Target
 from jetflow_tree import Tree
@@ -23,6 +25,15 @@ tokens_of_text = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
 def plain_model(tiny_model: Callable[..., Any]) -> Any:
     """The model of `tiny_target`, untouched."""
     return tiny_model("qwen3")
+
+
+@pytest.fixture(scope="module", params=["chosen", "batched"])
+def layouts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every pass in the layout the session chooses here, then in the one a GPU's batches take."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "batched":
+            patch.setattr(session_module, "SlotwiseLayout", BatchedLayout)
+        yield
 
 
 @st.composite
@@ -140,6 +151,7 @@ def test_more_nodes_change_no_row_that_was_there(
     assert_close(part.logits, whole.logits[:rows])
 
 
+@pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("lengths", [(7,), (3, 9, 17)])
 def test_after_each_commit_the_cache_is_that_of_a_fresh_prefill(
     lengths: tuple[int, ...], tiny_target: Target
@@ -173,6 +185,7 @@ def _shortened(session: CachedSession, texts: list[list[int]]) -> CachedSession:
     return session
 
 
+@pytest.mark.usefixtures("layouts")
 @settings(deadline=None, max_examples=20)
 @given(requests=st.lists(st.tuples(tokens_of_text, trees()), min_size=2, max_size=4))
 def test_slots_of_one_pass_do_not_feel_each_other(
@@ -189,6 +202,7 @@ def test_slots_of_one_pass_do_not_feel_each_other(
         assert_close(output.features, alone.features)
 
 
+@pytest.mark.usefixtures("layouts")
 def test_what_is_not_committed_may_be_nan(tiny_target: Target) -> None:
     rng = np.random.default_rng(3)
     texts = [rng.integers(0, VOCAB, length).tolist() for length in (5, 12)]

@@ -135,6 +135,14 @@ def test_a_model_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
         Target.load(tmp_path)
 
 
+def test_a_model_at_hand_is_refused_as_it_is(tiny_model: Callable[..., Any]) -> None:
+    model = tiny_model("llama")
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(UnsupportedTargetError, match="'dynamic'"):
+        Target.from_model(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_a_broken_checkpoint_gives_one_clear_line(
     tmp_path: Path, tiny_model: Callable[..., Any]
 ) -> None:
