@@ -223,13 +223,12 @@ def test_packing_keeps_sequences_whole(pairs: list[tuple[int, int]], seed: int) 
     assert (again.anchors == batch.anchors).all()
 
 
-def test_weights_follow_the_depth_and_sum_to_one() -> None:
+def test_weights_follow_the_depth() -> None:
     weights = depth_weights(np.asarray([[2, 3]]), 3, gamma=4.0)
-    raw = np.exp(-np.asarray([[0, 1, np.inf], [0, 1, 2]]) / 4)
-    assert np.allclose(weights[0], raw / raw.sum())
+    assert np.allclose(weights[0], np.exp(-np.asarray([[0, 1, np.inf], [0, 1, 2]]) / 4))
     assert (depth_weights(np.zeros((1, 2), np.int64), 3, gamma=4.0) == 0).all()
     flat = depth_weights(np.asarray([[2, 3]]), 3, gamma=0.0)
-    assert np.allclose(flat, np.asarray([[[1, 1, 0], [1, 1, 1]]]) / 5)
+    assert flat.tolist() == [[[1, 1, 0], [1, 1, 1]]]
     with pytest.raises(ValueError, match="gamma"):
         depth_weights(np.zeros((1, 2), np.int64), 3, gamma=-1.0)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jetflow_train.loss import LossRows, chunk_losses, chunked_losses, reference_losses
 from jetflow_train.objectives import OBJECTIVES, Objective, ObjectiveName, reference_rows
-from jetflow_train.trainer import TrainConfig
+from jetflow_train.train_config import TrainConfig
 from torch import Tensor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from jetflow_core.head.drafter import HeadDrafter
 from jetflow_core.head.model import DraftHead
 from jetflow_train.blocks import run_blocks
 from jetflow_train.evaluate import draft_everywhere, evaluate
+from jetflow_train.guard import DivergedError
 from jetflow_train.initialise import head_config, new_head, spread_taps
 from jetflow_train.schedule import Horizon, learning_rate_factor
 from jetflow_train.shards import Corpus, DataMismatchError
 from jetflow_train.step import document_mask, teacher_columns
 from jetflow_train.target import FrozenTarget, from_model
-from jetflow_train.trainer import DivergedError, TrainConfig, Trainer
+from jetflow_train.train_config import TrainConfig
+from jetflow_train.trainer import Trainer
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -198,9 +201,58 @@ def test_a_broken_weight_is_never_written(target: FrozenTarget, tmp_path: Path) 
         trainer.head.norm.weight[0] = float("nan")
     with pytest.raises(DivergedError, match=r"norm\.weight"):
         trainer.save()
-    with pytest.raises(DivergedError, match="loss nan"):
-        trainer.run(Horizon(steps=2), log_every=1, report=_quiet)
+    with pytest.raises(DivergedError, match="5 steps in a row had no finite gradient"):
+        trainer.run(Horizon(steps=9), log_every=1, report=_quiet)
+    assert trainer.progress.step == 5
     assert not list(tmp_path.glob("*.pt"))
+
+
+def test_a_broken_batch_is_skipped_and_named(
+    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(narrow(target), tmp_path)
+    capture, calls, told = FrozenTarget.capture, [0], []
+
+    def broken_once(self: FrozenTarget, *arguments: Any) -> tuple[Tensor, Tensor]:
+        features, final = capture(self, *arguments)
+        calls[0] += 1
+        return (features.fill_(float("inf")), final) if calls[0] == 3 else (features, final)
+
+    monkeypatch.setattr(FrozenTarget, "capture", broken_once)
+    trainer.run(Horizon(steps=2), report=_quiet)
+    before = [parameter.clone() for parameter in trainer.head.parameters()]
+    trainer.run(Horizon(steps=3), report=told.append)
+    assert all(map(torch.equal, before, trainer.head.parameters()))
+    named = [row.tolist() for row in trainer.sequences(2)]
+    assert f"step 2 skipped, its gradient is not finite; sequences {named}" in told
+    trainer.run(Horizon(steps=4), report=_quiet)
+    assert not all(map(torch.equal, before, trainer.head.parameters()))
+    entry = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
+    assert entry["skipped"] == {"2": named}
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_pieces_of_a_step_make_the_same_step(
+    target: FrozenTarget, tmp_path: Path, pieces: int
+) -> None:
+    made = []
+    for number in (1, pieces):
+        # In float64, or the optimizer would magnify the rounding of vanishing gradients.
+        config = TrainConfig(rows=4, width=32, anchors=4, chunks=1, pieces=number)
+        head, corpus = make_head(target), greedy_corpus(target, 8, 12)
+        trainer = Trainer(target, head, corpus, config, tmp_path / str(number), compiled=False)
+        trainer.run(Horizon(steps=3), report=_quiet)
+        made.append((trainer.progress.history[-1], list(trainer.head.parameters())))
+    assert made[0][0]["base_loss"] == pytest.approx(made[1][0]["base_loss"], rel=1e-6)
+    for one, other in zip(made[0][1], made[1][1], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_rows_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows 32 must be a multiple of processes 1 x pieces 3"):
+        TrainConfig(pieces=3)
+    with pytest.raises(ValueError, match="processes 16 x pieces 1 x chunks 4"):
+        TrainConfig().rows_of_a_piece(16)
 
 
 def test_one_batch_overfits_to_the_full_depth(target: FrozenTarget, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def build_batch(
     anchors: int,
     depth: int,
     key: tuple[int, int],
+    first_row: int = 0,
 ) -> Batch:
     """The arrays of ``rows``.
 
@@ -84,6 +85,7 @@ def build_batch(
         anchors: blocks A of a row.
         depth: deepest depth of a block.
         key: (seed, step); with the row's number it keys the draw of the anchors.
+        first_row: number of the first row within the step.
     """
     tokens = np.zeros((len(rows), width), dtype=np.int64)
     documents = np.full((len(rows), width), -1, dtype=np.int64)
@@ -103,7 +105,7 @@ def build_batch(
             candidates.append(roots)
             limits.append(np.minimum(end - 1 - roots, depth))
             start = end
-        columns[r], reach[r] = _draw(candidates, limits, anchors, (*key, r))
+        columns[r], reach[r] = _draw(candidates, limits, anchors, (*key, first_row + r))
     return Batch(tokens, documents, positions, columns, reach)
 
 
@@ -122,7 +124,7 @@ def _draw(
 
 
 def depth_weights(reach: NDArray[np.int64], depth: int, gamma: float) -> NDArray[np.float32]:
-    """Weights ``[R, A, depth]`` of the loss rows, exp(-(d - 1) / gamma), summing to one.
+    """Weights ``[R, A, depth]`` of the loss rows, exp(-(d - 1) / gamma), not normalised.
 
     A gamma of 0 weighs all depths alike. Rows deeper than their anchor's reach weigh nothing.
 
@@ -133,6 +135,4 @@ def depth_weights(reach: NDArray[np.int64], depth: int, gamma: float) -> NDArray
         raise ValueError(f"gamma must be at least 0, got {gamma}")
     depths = np.arange(1, depth + 1)
     falling = np.exp(-(depths - 1) / gamma) if gamma else np.ones(depth)
-    weights = falling * (depths <= reach[..., None])
-    total = weights.sum()
-    return (weights / (total if total > 0 else 1.0)).astype(np.float32)
+    return (falling * (depths <= reach[..., None])).astype(np.float32)

@@ -9,18 +9,21 @@ from pathlib import Path
 
 import torch
 
+from jetflow_train.packing import depth_weights
 from jetflow_train.regenerate import RegenerateConfig
 from jetflow_train.run import (
     HeadChoice,
     evaluate_sets,
+    load_eval_sets,
     open_target,
     run_regenerate,
     start_head,
 )
 from jetflow_train.schedule import Horizon
 from jetflow_train.shards import load_corpus
-from jetflow_train.step import autocast, document_mask, put, training_losses
-from jetflow_train.trainer import TrainConfig, Trainer
+from jetflow_train.step import autocast, document_mask, put
+from jetflow_train.train_config import TrainConfig
+from jetflow_train.trainer import Trainer
 
 Report = Callable[[str], None]
 
@@ -61,7 +64,8 @@ def run_smoke(
     say(f"trained; state resumes: {trainer.resume()}")
     if compiled:
         say(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-    evaluate_sets(target_dir, target, trainer.head, {"smoke": prompt_files[:1]}, 8, say)
+    prompts = load_eval_sets(target_dir, {"smoke": prompt_files[:1]}, 8)
+    evaluate_sets(target, trainer.head, prompts, say)
 
 
 def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
@@ -72,6 +76,7 @@ def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
         put(array, target.device)
         for array in (batch.tokens, batch.documents, batch.positions, batch.anchors)
     )
+    weights = depth_weights(batch.reach, head.config.max_depth, trainer.config.gamma)
     compiled = replace(target, layer_fn=trainer.functions.layer)
     taps = head.config.target_layer_ids
 
@@ -88,7 +93,7 @@ def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
         out.sum().backward()
 
     def losses() -> None:
-        training_losses(target, head, trainer.embedding, batch, trainer.shape, trainer.functions)
+        trainer.losses(batch, weights)
 
     def host() -> None:
         trainer.batch(0)

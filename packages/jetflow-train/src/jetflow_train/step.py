@@ -11,21 +11,13 @@ import numpy as np
 import torch
 from jetflow_core.head.model import DraftHead
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from jetflow_train.blocks import run_blocks
 from jetflow_train.loss import ChunkFn, Losses, LossRows, chunk_losses, chunked_losses
 from jetflow_train.objectives import Objective
-from jetflow_train.packing import Batch, depth_weights
+from jetflow_train.packing import Batch
 from jetflow_train.target import FrozenTarget, run_layer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepShape:
-    """How the loss of a step is weighted and cut up."""
-
-    chunks: int
-    gamma: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +46,46 @@ class StepFunctions:
         )
 
 
+class StepLosses(nn.Module):
+    """The losses of a batch as a module, so that torch's data parallelism can wrap it.
+
+    Args:
+        target: the frozen target.
+        head: the head in training.
+        embedding: the target's embedding in the head's type.
+        chunks: pieces in which the loss is computed.
+        functions: plain or compiled parts.
+    """
+
+    def __init__(
+        self,
+        target: FrozenTarget,
+        head: DraftHead,
+        embedding: Tensor,
+        chunks: int,
+        functions: StepFunctions,
+    ) -> None:
+        super().__init__()
+        self.head = head
+        self._fixed = (target, embedding, chunks, functions)
+
+    def forward(self, batch: Batch, weights: NDArray[np.float32]) -> Tensor:
+        """Weighted sums ``[2]`` of base and path losses; see ``training_losses``."""
+        target, embedding, chunks, functions = self._fixed
+        losses = training_losses(
+            target, self.head, embedding, batch, weights, chunks=chunks, functions=functions
+        )
+        return torch.stack([losses.base, losses.path])
+
+
 def training_losses(
     target: FrozenTarget,
     head: DraftHead,
     embedding: Tensor,
     batch: Batch,
-    shape: StepShape,
+    weights: NDArray[np.float32],
+    *,
+    chunks: int,
     functions: StepFunctions,
 ) -> Losses:
     """Losses of one batch, with gradients for the head.
@@ -69,7 +95,8 @@ def training_losses(
         head: the head in training.
         embedding: the target's embedding in the head's type.
         batch: host arrays.
-        shape: weighting and chunks.
+        weights: ``[R, A, depth]`` of the loss rows.
+        chunks: pieces in which the loss is computed.
         functions: plain or compiled parts.
     """
     device = target.device
@@ -87,10 +114,7 @@ def training_losses(
         if head.path is not None:
             previous = tokens.gather(1, teachers.flatten(1)).view_as(teachers)
             parents = head.path.parent_vectors(embedding[previous])
-    weights = depth_weights(batch.reach, hidden.shape[2], shape.gamma)
-    rows = loss_rows(
-        target, hidden, parents, final, tokens, teachers, put(weights, device), shape.chunks
-    )
+    rows = loss_rows(target, hidden, parents, final, tokens, teachers, put(weights, device), chunks)
     path_out = head.path.out.weight if head.path is not None else None
     return chunked_losses(rows, target.lm_head, path_out, functions.chunk)
 

@@ -1,4 +1,4 @@
-"""The training loop: one GPU (or a CPU), online features, a schedule that always completes."""
+"""The training loop: online features, one or many processes, a schedule that always completes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,64 +16,20 @@ import torch
 from jetflow_core.head.model import DraftHead
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
+from jetflow_train.distributed import World
 from jetflow_train.files import write_atomic
-from jetflow_train.objectives import Objective, ObjectiveName
-from jetflow_train.packing import Batch, build_batch, pack
+from jetflow_train.guard import DivergedError, StepGuard
+from jetflow_train.objectives import Objective
+from jetflow_train.packing import Batch, build_batch, depth_weights, pack
 from jetflow_train.schedule import Horizon, learning_rate_factor
 from jetflow_train.shards import Corpus, check_same
-from jetflow_train.step import StepFunctions, StepShape, training_losses
+from jetflow_train.step import StepFunctions, StepLosses
 from jetflow_train.target import FrozenTarget
+from jetflow_train.train_config import TrainConfig
 
 STATE = "state.pt"
-
-
-class DivergedError(RuntimeError):
-    """The loss stopped being finite; the last good state on disk is untouched."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
-    """Every setting that changes what is learnt.
-
-    Raises:
-        ValueError: on construction, naming the field and its range.
-    """
-
-    rows: int = 32
-    """Packed rows a step."""
-    width: int = 512
-    """Tokens of a row."""
-    anchors: int = 80
-    """Blocks drawn in each row."""
-    chunks: int = 4
-    """Pieces in which the loss is computed; more need less memory."""
-    learning_rate: float = 1.5e-3
-    path_learning_rate: float = 3e-3
-    warmup: float = 0.04
-    floor: float = 0.06
-    loss: ObjectiveName = "forward_kl"
-    loss_temperature: float = 1.0
-    gamma: float = 4.0
-    """Depth d weighs exp(-(d - 1) / gamma); 0 weighs all depths alike."""
-    clip: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("rows", "width", "anchors", "chunks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.rows % self.chunks:
-            raise ValueError(f"rows {self.rows} is no multiple of chunks {self.chunks}")
-        Objective(self.loss, self.loss_temperature)
-        for name in ("learning_rate", "path_learning_rate", "clip"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if not 0 <= self.gamma < float("inf"):
-            raise ValueError(f"gamma must be 0 or above and finite, got {self.gamma}")
-        for name in ("warmup", "floor"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
 
 
 @dataclass(slots=True)
@@ -95,6 +52,10 @@ class Trainer:
         config: settings.
         out: run folder, for the state and the metrics.
         compiled: compile the step's parts (a GPU); False runs them eagerly.
+        world: the processes that share each step's rows.
+
+    Raises:
+        ValueError: the rows of a step cannot be shared among the processes.
     """
 
     def __init__(
@@ -106,29 +67,20 @@ class Trainer:
         out: Path,
         *,
         compiled: bool,
+        world: World | None = None,
     ) -> None:
         self.target, self.head, self.corpus = target, head, corpus
         self.config, self.out = config, out
+        self.world = world or World()
+        self.piece_rows = config.rows_of_a_piece(self.world.size)
         objective = Objective(config.loss, config.loss_temperature)
-        make = StepFunctions.compiled if compiled else StepFunctions.plain
-        self.functions = make(objective)
-        self.shape = StepShape(chunks=config.chunks, gamma=config.gamma)
-        self.progress = Progress()
+        self.functions = (StepFunctions.compiled if compiled else StepFunctions.plain)(objective)
+        self.progress, self.guard = Progress(), StepGuard()
         # One copy in the head's type: gathered rows then need no cast in every step.
         self.embedding = target.embedding.to(next(head.parameters()).dtype)
-        path = list(head.path.parameters()) if head.path is not None else []
-        ids = {id(parameter) for parameter in path}
-        base = [parameter for parameter in head.parameters() if id(parameter) not in ids]
-        groups: list[dict[str, Any]] = [{"params": base, "peak": config.learning_rate}]
-        if path:
-            groups.append({"params": path, "peak": config.path_learning_rate})
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.learning_rate,
-            betas=(0.9, 0.95),
-            weight_decay=0.0,
-            fused=target.device.type == "cuda",
-        )
+        losses = StepLosses(target, head, self.embedding, config.chunks, self.functions)
+        self.losses = losses if self.world.size == 1 else DistributedDataParallel(losses)
+        self.optimizer = _optimizer(head, config)
         self._epoch = -1
         self._rows: list[NDArray[np.int64]] = []
         self._packer = ThreadPoolExecutor(1, thread_name_prefix="pack")
@@ -148,16 +100,15 @@ class Trainer:
         The first step of a process, which compiles, does not count as time.
 
         Raises:
-            DivergedError: the loss is not finite.
+            DivergedError: several steps in a row had no finite gradient.
         """
         last_save = time.monotonic()
         clock: float | None = None
         base_seconds = self.progress.seconds
         sums: list[Tensor] = []
-        while horizon.progress(self.progress.seconds, self.progress.step) < 1:
+        while (share := self._share(horizon)) < 1:
             if stop_after is not None and self.progress.step >= stop_after:
                 break
-            share = horizon.progress(self.progress.seconds, self.progress.step)
             sums.append(self._step(share))
             if clock is None:
                 self._synchronize()
@@ -170,30 +121,39 @@ class Trainer:
                 self.save()
                 last_save = time.monotonic()
         if sums:
-            self._log(sums, horizon.progress(self.progress.seconds, self.progress.step), report)
+            self._log(sums, self._share(horizon), report)
         self._synchronize()
         self.save()
         return self.progress
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step; it depends on the seed and the step alone."""
+    def _share(self, horizon: Horizon) -> float:
+        return self.world.from_lead(horizon.progress(self.progress.seconds, self.progress.step))
+
+    def batch(self, step: int, piece: int = 0) -> Batch:
+        """This process's rows of one piece of a step; they depend on seed, step and place alone."""
         config = self.config
+        first = (self.world.rank * config.pieces + piece) * self.piece_rows
+        return build_batch(
+            self.corpus,
+            self.sequences(step)[first : first + self.piece_rows],
+            width=config.width,
+            anchors=config.anchors,
+            depth=self.head.config.max_depth,
+            key=(config.seed, step),
+            first_row=first,
+        )
+
+    def sequences(self, step: int) -> list[NDArray[np.int64]]:
+        """Numbers of the sequences in each row of a step, over all processes."""
+        rows = self.config.rows
         if self._epoch < 0:
             self._load_epoch(0)
         epoch, place = divmod(step, self._per_epoch)
         if epoch != self._epoch:
             self._load_epoch(epoch)
         # Epochs differ by a few rows in length; all count as long as the first.
-        place %= len(self._rows) // config.rows
-        rows = self._rows[place * config.rows : (place + 1) * config.rows]
-        return build_batch(
-            self.corpus,
-            rows,
-            width=config.width,
-            anchors=config.anchors,
-            depth=self.head.config.max_depth,
-            key=(config.seed, step),
-        )
+        place %= len(self._rows) // rows
+        return self._rows[place * rows : (place + 1) * rows]
 
     def _load_epoch(self, epoch: int) -> None:
         config = self.config
@@ -220,46 +180,63 @@ class Trainer:
         return rows
 
     def _step(self, share: float) -> Tensor:
-        config = self.config
+        config, step = self.config, self.progress.step
         factor = learning_rate_factor(share, config.warmup, config.floor)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-        losses = training_losses(
-            self.target,
-            self.head,
-            self.embedding,
-            self.batch(self.progress.step),
-            self.shape,
-            self.functions,
-        )
+        batches = [self.batch(step, piece) for piece in range(config.pieces)]
+        weights = [depth_weights(b.reach, self.head.config.max_depth, config.gamma)
+                   for b in batches]  # fmt: skip
+        (total,) = self.world.total([sum(float(w.sum()) for w in weights)])
         self.optimizer.zero_grad(set_to_none=True)
-        (losses.base + losses.path).backward()
+        seen = []
+        for batch, weight in zip(batches, weights, strict=True):
+            with self._exchange(last=batch is batches[-1]):
+                losses = self.losses(batch, weight / np.float32(total))
+                # Gradients are averaged over the processes, losses are parts of one sum.
+                (losses.sum() * self.world.size).backward()
+            seen.append(losses.detach())
         norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), config.clip)
+        self.guard.arm(self.optimizer, norm)
         self.optimizer.step()
         self.progress.step += 1
-        self.progress.loss_rows += losses.base_rows.numel()
-        return torch.stack([losses.base.detach(), losses.path.detach(), norm])
+        self.progress.loss_rows += config.rows * config.anchors * self.head.config.max_depth
+        return torch.cat([torch.stack(seen).sum(0), norm[None].to(seen[0].dtype)])
+
+    def _exchange(self, *, last: bool) -> AbstractContextManager[object]:
+        """Gradients travel once a step, with its last piece."""
+        if last or not isinstance(self.losses, DistributedDataParallel):
+            return nullcontext()
+        context: AbstractContextManager[object] = self.losses.no_sync()
+        return context
 
     def _log(self, sums: list[Tensor], share: float, report: Callable[[str], None]) -> None:
-        base, path, norm = torch.stack(sums).mean(0).tolist()
         progress = self.progress
-        if not all(map(_finite, (base, path, norm))):
-            raise DivergedError(
-                f"loss {base} / {path}, gradient norm {norm} in steps up to {progress.step}"
-            )
+        rows = torch.stack(sums).tolist()
+        steps = list(range(progress.step - len(rows), progress.step))
+        broken = self.guard.judge(steps, [row[2] for row in rows])
+        good = [row for step, row in zip(steps, rows, strict=True) if step not in broken]
+        base, path = self.world.total([_mean(good, 0), _mean(good, 1)])
         rate = progress.loss_rows / progress.seconds if progress.seconds else 0.0
-        entry = {
-            "step": progress.step, "seconds": round(progress.seconds, 2), "base_kl": base,
-            "path_kl": path, "grad_norm": norm, "progress": share, "loss_rows_per_second": rate,
+        entry: dict[str, Any] = {
+            "step": progress.step, "seconds": round(progress.seconds, 2), "base_loss": base,
+            "path_loss": path, "grad_norm": _mean(good, 2), "progress": share,
+            "loss_rows_per_second": rate,
         }  # fmt: skip
+        if broken:
+            entry["skipped"] = {step: [r.tolist() for r in self.sequences(step)] for step in broken}
         progress.history.append(entry)
+        if not self.world.leads:
+            return
         self.out.mkdir(parents=True, exist_ok=True)
         with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(entry) + "\n")
         report(
             f"step {progress.step} ({100 * share:.0f} %) base {base:.3f} path {path:.3f} "
-            f"norm {norm:.2f} {rate:,.0f} rows/s"
+            f"norm {entry['grad_norm']:.2f} {rate:,.0f} rows/s"
         )
+        for step, named in entry.get("skipped", {}).items():
+            report(f"step {step} skipped, its gradient is not finite; sequences {named}")
 
     def _synchronize(self) -> None:
         if self.target.device.type == "cuda":
@@ -268,9 +245,13 @@ class Trainer:
     def save(self) -> None:
         """Write weights, optimizer and progress so that ``resume`` goes on exactly.
 
+        Only the leading process writes; any number of processes may resume.
+
         Raises:
             DivergedError: a weight is not finite; nothing is written.
         """
+        if not self.world.leads:
+            return
         for name, parameter in self.head.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise DivergedError(f"{name} is not finite at step {self.progress.step}")
@@ -313,5 +294,18 @@ class Trainer:
         }
 
 
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
+def _optimizer(head: DraftHead, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW with a rate of its own for the path term; fused, so that steps can be skipped."""
+    path = list(head.path.parameters()) if head.path is not None else []
+    ids = {id(parameter) for parameter in path}
+    base = [parameter for parameter in head.parameters() if id(parameter) not in ids]
+    groups: list[dict[str, Any]] = [{"params": base, "peak": config.learning_rate}]
+    if path:
+        groups.append({"params": path, "peak": config.path_learning_rate})
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
+
+
+def _mean(rows: list[list[float]], column: int) -> float:
+    return sum(row[column] for row in rows) / len(rows) if rows else float("nan")

@@ -1,0 +1,48 @@
+"""A step whose gradient is not finite changes nothing, and its texts are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+MOST_IN_A_ROW = 5
+
+
+class DivergedError(RuntimeError):
+    """Training went wrong beyond a single batch; the last good state on disk is untouched."""
+
+
+@dataclass(slots=True)
+class StepGuard:
+    """Skips broken steps on the device, and judges them when the host next looks.
+
+    A fused optimizer reads the flag on the device, so no step waits for the host.
+    """
+
+    skipped: list[int] = field(default_factory=list)
+    """Steps that were skipped, in order."""
+
+    def arm(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+        """Let ``optimizer`` skip its next step if the gradient's ``norm`` is not finite."""
+        optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+
+    def judge(self, steps: list[int], norms: list[float]) -> list[int]:
+        """Which of ``steps`` were skipped.
+
+        Raises:
+            DivergedError: too many in a row: this is no fault of a single batch.
+        """
+        broken = [s for s, norm in zip(steps, norms, strict=True) if not _finite(norm)]
+        self.skipped += broken
+        last = self.skipped[-MOST_IN_A_ROW:]
+        if len(last) == MOST_IN_A_ROW and last[-1] - last[0] == MOST_IN_A_ROW - 1:
+            raise DivergedError(
+                f"{MOST_IN_A_ROW} steps in a row had no finite gradient, the last is {last[-1]}"
+            )
+        return broken
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
