@@ -184,7 +184,7 @@ def test_a_wrong_head_shows_before_any_work(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
-        ({"device": "tpu"}, "device 'tpu' is unknown"),
+        ({"device": "tpu"}, "device 'tpu' cannot be used here"),
         ({"processes": 0}, "processes 0 is out of range: at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 is out of range: at least 1"),
     ],

@@ -7,11 +7,13 @@ import math
 import numbers
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from torch import Tensor
+if TYPE_CHECKING:
+    # Only for types: options are checked before torch, which takes seconds, is imported.
+    from torch import Tensor
 
-LogitsProcessor = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+LogitsProcessor: TypeAlias = "Callable[[Sequence[int], Sequence[int], Tensor], Tensor]"
 """`(prompt ids, generated ids, logits [V] float32) -> logits [V]`; -inf forbids a token for good.
 
 It may change the tensor it is given. A tree asks it about branches that are later rejected, so

@@ -1,19 +1,24 @@
 """A frozen transformers causal LM that runs whole trees."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from jetflow_core.attention import IMPLEMENTATION, Pass
 from jetflow_core.dtypes import default_dtype
 from jetflow_core.few_rows import multiply_few_rows_fast
+from jetflow_core.loading import (
+    TargetLoadError,
+    check_sizes,
+    load_config,
+    load_model,
+    load_tokenizer,
+    one_line,
+)
 from jetflow_core.support import check_supported
 
 
@@ -59,30 +64,19 @@ class Target:
 
         Raises:
             UnsupportedTargetError: A model of this kind cannot be verified in one pass.
-            ValueError: Nothing loadable at `source`, or the checkpoint lacks weights.
+            TargetLoadError: Nothing loadable at `source`; the message says why in one line.
+            ValueError: A tap is no layer of the model.
         """
         source = str(source)
-        _check_folder(source)
         dtype = default_dtype(device) if dtype is None else dtype
-        with _one_line(source):
-            config = AutoConfig.from_pretrained(source)
-        check_supported(config)
+        config = load_config(source)
+        with one_line(source):
+            check_supported(config)
+            check_sizes(config)
         _checked_taps(taps, config.num_hidden_layers)
-        with _one_line(source):
-            model, report = AutoModelForCausalLM.from_pretrained(
-                source,
-                config=config,
-                dtype=dtype,
-                attn_implementation=IMPLEMENTATION,
-                output_loading_info=True,
-            )
-        wrong = sorted({*report["missing_keys"], *map(str, report["mismatched_keys"])})
-        if wrong:
-            raise ValueError(
-                f"the checkpoint {source!r} lacks {len(wrong)} tensors of its model, "
-                f"{wrong[0]} for one"
-            )
+        model = load_model(source, config, dtype=dtype, attention=IMPLEMENTATION)
         model.requires_grad_(False).eval().to(device)
+        _check_finite(model, source)
         return cls(model, taps, source)
 
     @classmethod
@@ -170,10 +164,14 @@ class Target:
         return self._head.weight
 
     @property
+    def generation_config(self) -> Any:
+        """The transformers generation config, or None; only its special tokens count here."""
+        return getattr(self._model, "generation_config", None)
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer, as the model's generation config lists them."""
-        generation = getattr(self._model, "generation_config", None)
-        ids = getattr(generation, "eos_token_id", None)
+        ids = getattr(self.generation_config, "eos_token_id", None)
         ids = self.config.eos_token_id if ids is None else ids
         return () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
 
@@ -182,11 +180,12 @@ class Target:
         """The transformers tokenizer, loaded at first use.
 
         Raises:
+            TargetLoadError: It cannot be read.
             ValueError: The target came without one.
         """
         if self.tokenizer_source is None:
             raise ValueError("this target was made from a model alone and has no tokenizer")
-        return AutoTokenizer.from_pretrained(self.tokenizer_source)
+        return load_tokenizer(self.tokenizer_source)
 
     def run(self, tokens: Tensor, positions: Tensor, context: Pass) -> tuple[Tensor, Tensor]:
         """One pass over packed rows.
@@ -229,18 +228,13 @@ def _checked_taps(taps: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return tuple(taps)
 
 
-def _check_folder(source: str) -> None:
-    path = Path(source)
-    is_path = path.is_absolute() or source.startswith(".") or path.exists()
-    # transformers would take the path for a name on the hub, and complain about its spelling.
-    if is_path and not (path / "config.json").is_file():
-        raise ValueError(f"cannot load a target from {source!r}: no config.json there")
-
-
-@contextmanager
-def _one_line(source: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ValueError(f"cannot load a target from {source!r}: {first_line}") from error
+def _check_finite(model: Any, source: str) -> None:
+    # Seen here, or the drafter that shares these matrices would be blamed for their values.
+    for name, part in (
+        ("input embeddings", model.get_input_embeddings()),
+        ("lm_head", model.get_output_embeddings()),
+    ):
+        if not bool(part.weight.isfinite().all()):
+            raise TargetLoadError(
+                f"cannot load a target from {source!r}: its {name} hold values that are not finite"
+            )

@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+from jetflow_core.cli import run_app
+from jetflow_core.commands.numbers import Positive, Seed, whole
+from jetflow_core.commands.registry import new_app
+
+from jetflow_train.prompts import named_sets
+
+_NAME = "jetflow-train"
 
 Files = Annotated[list[Path], Parameter(consume_multiple=True)]
 Folders = Annotated[list[Path], Parameter(consume_multiple=True)]
@@ -19,13 +26,13 @@ def regenerate(
     prompts: Files,
     out: Path,
     temperatures: Numbers | None = None,
-    max_new_tokens: int = 160,
-    max_prompt_tokens: int = 384,
-    rows: int = 2048,
-    limit: int | None = None,
+    max_new_tokens: Positive = 160,
+    max_prompt_tokens: Positive = 384,
+    rows: Positive = 2048,
+    limit: Annotated[int | None, whole(1)] = None,
     max_seconds: float | None = None,
     compile: bool | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Let the target answer prompts; a folder that is partly there is completed.
 
@@ -72,22 +79,22 @@ def train(
     data: Folders,
     out: Path,
     max_minutes: float | None = None,
-    max_steps: int | None = None,
+    max_steps: Annotated[int | None, whole(1)] = None,
     eval_prompts: Files | None = None,
-    eval_limit: int = 128,
+    eval_limit: Positive = 128,
     resume: bool = False,
     compile: bool | None = None,
-    layers: int = 3,
-    block_size: int = 16,
-    path_rank: int = 128,
-    rows: int = 32,
-    width: int = 512,
-    anchors: int = 80,
-    chunks: int = 4,
+    layers: Annotated[int, whole(1, 256)] = 3,
+    block_size: Annotated[int, whole(2, 1024)] = 16,
+    path_rank: Annotated[int, whole(0, 65536)] = 128,
+    rows: Positive = 32,
+    width: Positive = 512,
+    anchors: Positive = 80,
+    chunks: Positive = 4,
     learning_rate: float = 1.5e-3,
     path_learning_rate: float = 3e-3,
     gamma: float = 4.0,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Train a draft head on what its target wrote.
 
@@ -115,9 +122,13 @@ def train(
         gamma: Depth d weighs exp(-(d - 1) / gamma).
         seed: Of everything random.
     """
+    if (max_minutes is None) == (max_steps is None):
+        raise ValueError("the length of the run: give --max-minutes or --max-steps, one of them")
+    eval_sets = named_sets(eval_prompts or [])
+    # Only now: torch takes seconds to import.
     from jetflow_train.run import HeadChoice, run_train
     from jetflow_train.schedule import Horizon
-    from jetflow_train.trainer import TrainConfig
+    from jetflow_train.train_config import TrainConfig
 
     head = run_train(
         target,
@@ -135,7 +146,7 @@ def train(
         ),
         HeadChoice(num_layers=layers, block_size=block_size, path_rank=path_rank),
         Horizon(minutes=max_minutes, steps=max_steps),
-        eval_sets={path.stem: [path] for path in eval_prompts or []},
+        eval_sets=eval_sets,
         eval_limit=eval_limit,
         resume=resume,
         compiled=compile,
@@ -144,7 +155,7 @@ def train(
     say(f"head: {head}")
 
 
-def evaluate(*, target: Path, head: Path, prompts: Files, limit: int = 128) -> None:
+def evaluate(*, target: Path, head: Path, prompts: Files, limit: Positive = 128) -> None:
     """Tau of a stored head, walked offline over greedy answers to held-out prompts.
 
     Args:
@@ -153,9 +164,10 @@ def evaluate(*, target: Path, head: Path, prompts: Files, limit: int = 128) -> N
         prompts: JSONL prompt files, each its own set.
         limit: Prompts taken from each.
     """
+    eval_sets = named_sets(prompts)
     from jetflow_train.run import run_evaluate
 
-    run_evaluate(target, head, {path.stem: [path] for path in prompts}, limit=limit, report=say)
+    run_evaluate(target, head, eval_sets, limit=limit, report=say)
 
 
 def smoke(*, target: Path, prompts: Files, out: Path, seconds: float = 10.0) -> None:
@@ -168,7 +180,7 @@ def smoke(*, target: Path, prompts: Files, out: Path, seconds: float = 10.0) -> 
         seconds: Training time.
     """
     from jetflow_train.smoke import run_smoke
-    from jetflow_train.trainer import TrainConfig
+    from jetflow_train.train_config import TrainConfig
 
     run_smoke(target, prompts, out, TrainConfig(), seconds=seconds, report=say)
 
@@ -178,12 +190,17 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    """The package's own command, for machines without the `jetflow` one."""
-    app = App(name="jetflow-train")
+def build() -> App:
+    """The package's own application, for machines without the `jetflow` one."""
+    app = new_app(_NAME, "Data, training and offline evaluation of draft heads.")
     data = App(name="data", help="Make the data that a draft head is trained on.")
     data.command(regenerate)
     app.command(data)
     for command in (train, evaluate, smoke):
         app.command(command)
-    app()
+    return app
+
+
+def main() -> None:
+    """Runs the command line of this process and exits; errors as in the command `jetflow`."""
+    sys.exit(run_app(build(), sys.argv[1:], name=_NAME))

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jetflow_core.reports.files import OutputError, check_output, write_output
+
 
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes."""
@@ -23,16 +25,35 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Call ``write`` with a temporary name beside ``path``, then rename it into place.
 
     A reader therefore never sees half a file, whenever the writer dies.
+
+    Raises:
+        OutputError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {path.parent}: {error.strerror}") from error
+
+    def write_through(temporary: Path) -> None:
         write(temporary)
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    write_output(path, write_through)
+
+
+def check_folder(folder: Path) -> None:
+    """Tries whether a folder can be made and written into, and leaves nothing behind.
+
+    Raises:
+        OutputError: it cannot, or something else has its name.
+    """
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise OutputError(f"cannot write into {folder}: {there} is no folder")
+    check_output(there / "jetflow-train")
 
 
 def write_json(path: Path, value: Any) -> None:

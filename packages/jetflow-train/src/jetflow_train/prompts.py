@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jetflow_core.reports.prompt_files import read_prompt_file
 from numpy.typing import NDArray
 
 from jetflow_train.files import sha256_file
@@ -26,26 +26,31 @@ def read_prompts(files: Sequence[Path], limit: int | None = None) -> list[str]:
     """The ``prompt`` of each line of JSONL files, the first ``limit`` of each file.
 
     Raises:
-        ValueError: a line is no JSON object with a non-empty string ``prompt``; the file and the
-            line are named.
+        ValueError: a file cannot be read or holds no prompt, or a line is no JSON object with a
+            non-empty string ``prompt``; the file and the line are named.
     """
-    prompts = []
-    for path in files:
-        # Not splitlines(): JSON strings may hold U+2028 and its kin, which end no line here.
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        for number, line in enumerate(lines[:limit], start=1):
-            prompts.append(_prompt(line, f"{path}:{number}"))
-    return prompts
+    return [line.text for path in files for line in read_prompt_file(path, limit)]
 
 
-def _prompt(line: str, where: str) -> str:
-    try:
-        prompt = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{where}: not a JSON object with a `prompt`") from error
-    if not isinstance(prompt, str) or not prompt:
-        raise ValueError(f"{where}: `prompt` must be a non-empty string, got {prompt!r}")
-    return prompt
+def named_sets(files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Each file as a set of its own, called by its name without the ending.
+
+    Raises:
+        ValueError: two of them would have one name.
+    """
+    check_names([path.stem for path in files], "prompt sets")
+    return {path.stem: [path] for path in files}
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Refuses names that come twice.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two {what} are called {name!r}; rename one of the files")
 
 
 def load_prompts(target: Path, files: Sequence[Path], limit: int | None = None) -> PromptSet:
@@ -55,10 +60,17 @@ def load_prompts(target: Path, files: Sequence[Path], limit: int | None = None) 
         target: folder of the target, with its tokenizer and chat template.
         files: JSONL files with the key ``prompt``.
         limit: prompts taken from each file; None: all.
-    """
-    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(target))
+    Raises:
+        ValueError: see ``read_prompts``; or two files have one name.
+        TargetLoadError: the tokenizer cannot be loaded.
+    """
+    prompts = read_prompts(files, limit)
+    # Data and provenance tell files apart by their names.
+    check_names([path.name for path in files], "prompt files")
+    from jetflow_core.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(target)
     template = tokenizer.chat_template
     if not template:
         raise ValueError(f"{target} has no chat template")
@@ -66,7 +78,7 @@ def load_prompts(target: Path, files: Sequence[Path], limit: int | None = None) 
         tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
         )
-        for prompt in read_prompts(files, limit)
+        for prompt in prompts
     ]
     # The template has already written the special tokens.
     rows = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []

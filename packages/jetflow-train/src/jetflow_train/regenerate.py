@@ -7,6 +7,7 @@ group alone, so a run that was killed goes on with the groups that are missing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -54,8 +55,10 @@ class RegenerateConfig:
         for name in ("max_new_tokens", "max_prompt_tokens", "rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError(f"temperatures must be >= 0 and not empty, got {self.temperatures}")
+        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
+            raise ValueError(
+                f"temperatures must be >= 0, finite and not empty, got {self.temperatures}"
+            )
         if len(set(self.temperatures)) != len(self.temperatures):
             raise ValueError(f"temperatures repeat a value: {self.temperatures}")
 

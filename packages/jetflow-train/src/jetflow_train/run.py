@@ -9,32 +9,46 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jetflow_core.head.checkpoint import HeadInfo, load_head, save_head
 from jetflow_core.head.model import DraftHead
+from numpy.typing import NDArray
 
 from jetflow_train.decode import BatchDecoder
 from jetflow_train.evaluate import Evaluation, evaluate
-from jetflow_train.files import sha256_file, write_json
+from jetflow_train.files import check_folder, sha256_file, write_json
 from jetflow_train.initialise import head_config, new_head
 from jetflow_train.prompts import load_prompts
 from jetflow_train.regenerate import Job, RegenerateConfig, answer_group, regenerate
 from jetflow_train.schedule import Horizon
 from jetflow_train.shards import MANIFEST, Corpus, load_corpus
 from jetflow_train.target import FrozenTarget, load_target
-from jetflow_train.trainer import STATE, TrainConfig, Trainer
+from jetflow_train.train_config import TrainConfig
+from jetflow_train.trainer import STATE, Trainer
 
 Report = Callable[[str], None]
+EvalSets = Mapping[str, Sequence[NDArray[np.int64]]]
+"""Token ids of prompts by the name of their set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadChoice:
-    """The shape of a new head; everything else follows the target."""
+    """The shape of a new head; everything else follows the target.
+
+    Raises:
+        ValueError: on construction, naming the field and its range.
+    """
 
     num_layers: int = 3
     block_size: int = 16
     path_rank: int = 128
     taps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_layers", 1), ("block_size", 2), ("path_rank", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
 
 def open_target(path: Path) -> FrozenTarget:
@@ -59,6 +73,7 @@ def run_regenerate(
 
     ``compiled`` None means: on a GPU.
     """
+    check_folder(out)
     prompts = load_prompts(target_dir, prompt_files, limit)
     report(f"{len(prompts.tokens):,} prompts x {len(config.temperatures)} temperatures")
     target = open_target(target_dir)
@@ -93,8 +108,12 @@ def run_train(
         ValueError: ``out`` holds a run and ``resume`` is False, or the other way round.
     """
     if (out / STATE).exists() != resume:
-        there = "already holds" if not resume else "holds no"
-        raise ValueError(f"{out} {there} a run to resume")
+        if resume:
+            raise ValueError(f"{out} holds no run to resume")
+        raise ValueError(f"{out} already holds a run: go on with --resume, or choose another --out")
+    check_folder(out)
+    # Before hours of training, not after them.
+    prompts = load_eval_sets(target_dir, eval_sets or {}, eval_limit)
     target = open_target(target_dir)
     corpus = load_corpus(data, target.fingerprint)
     report(f"{len(corpus):,} sequences, {len(corpus.tokens):,} tokens")
@@ -110,7 +129,7 @@ def run_train(
         trainer.resume()
     progress = trainer.run(horizon, report=report)
     report(f"{progress.step} steps, {progress.seconds:.0f} s")
-    results = evaluate_sets(target_dir, target, trainer.head, eval_sets or {}, eval_limit, report)
+    results = evaluate_sets(target, trainer.head, prompts, report)
     info = HeadInfo(
         target=target_dir.name,
         tokenizer_sha256=_tokenizer_sha256(target_dir),
@@ -131,9 +150,10 @@ def run_evaluate(
     report: Report = print,
 ) -> dict[str, dict[str, Any]]:
     """Tau of a stored head on held-out prompts."""
+    prompts = load_eval_sets(target_dir, eval_sets, limit)
     target = open_target(target_dir)
     head = load_head(head_dir, device=target.device).head
-    return evaluate_sets(target_dir, target, head, eval_sets, limit, report)
+    return evaluate_sets(target, head, prompts, report)
 
 
 def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: int) -> DraftHead:
@@ -151,18 +171,32 @@ def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: i
     return new_head(target, config, sample.to(target.device), seed)
 
 
+def load_eval_sets(
+    target_dir: Path, eval_sets: Mapping[str, Sequence[Path]], limit: int
+) -> EvalSets:
+    """Token ids of the prompts of each set, at most 1024 a prompt, the first ``limit`` of a file.
+
+    Raises:
+        ValueError: a file cannot be read, or a set holds no prompt that is short enough.
+    """
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    for name, files in eval_sets.items():
+        found[name] = [p for p in load_prompts(target_dir, files, limit).tokens if len(p) <= 1024]
+        if not found[name]:
+            raise ValueError(f"no prompt of at most 1024 tokens in {', '.join(map(str, files))}")
+    return found
+
+
 def evaluate_sets(
-    target_dir: Path,
     target: FrozenTarget,
     head: DraftHead,
-    eval_sets: Mapping[str, Sequence[Path]],
-    limit: int,
+    eval_sets: EvalSets,
     report: Report,
 ) -> dict[str, dict[str, Any]]:
     """Answer each set greedily (at most 128 new tokens, loops cut) and walk the answers."""
     results: dict[str, dict[str, Any]] = {}
-    for name, files in eval_sets.items():
-        corpus = greedy_answers(target_dir, target, files, limit)
+    for name, prompts in eval_sets.items():
+        corpus = greedy_answers(target, prompts)
         found: dict[str, Any] = {"prompts": len(corpus), "tokens": len(corpus.tokens)}
         kinds = (True, False) if head.path is not None else (False,)
         for use_path in kinds:
@@ -175,13 +209,8 @@ def evaluate_sets(
     return results
 
 
-def greedy_answers(
-    target_dir: Path, target: FrozenTarget, files: Sequence[Path], limit: int
-) -> Corpus:
-    """Greedy answers of at most 128 tokens to the first ``limit`` prompts of each file."""
-    prompts = [p for p in load_prompts(target_dir, files, limit).tokens if len(p) <= 1024]
-    if not prompts:
-        raise ValueError(f"no prompt of at most 1024 tokens in {', '.join(map(str, files))}")
+def greedy_answers(target: FrozenTarget, prompts: Sequence[NDArray[np.int64]]) -> Corpus:
+    """Greedy answers of at most 128 tokens to ``prompts`` of token ids."""
     decoder = BatchDecoder(
         target,
         rows=len(prompts),
@@ -207,9 +236,9 @@ def _pooled_top1(results: Mapping[str, dict[str, Any]]) -> tuple[float, ...]:
 
 def _tokenizer_sha256(target_dir: Path) -> str:
     from jetflow_core.fit import tokenizer_fingerprint
-    from transformers import AutoTokenizer
+    from jetflow_core.loading import load_tokenizer
 
-    return tokenizer_fingerprint(AutoTokenizer.from_pretrained(str(target_dir)))
+    return tokenizer_fingerprint(load_tokenizer(target_dir))
 
 
 def _provenance(

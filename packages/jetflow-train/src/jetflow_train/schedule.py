@@ -22,9 +22,10 @@ class Horizon:
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.steps is None):
             raise ValueError(
-                f"give either minutes or steps, got minutes={self.minutes}, steps={self.steps}"
+                "give either a time (--max-minutes) or a number of steps (--max-steps), "
+                f"got minutes={self.minutes}, steps={self.steps}"
             )
-        if not (self.minutes or self.steps or 0) > 0:
+        if not 0 < (self.minutes or self.steps or 0) < math.inf:
             raise ValueError(
                 f"the horizon must be above 0: minutes={self.minutes}, steps={self.steps}"
             )

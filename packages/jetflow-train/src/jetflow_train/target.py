@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jetflow_core.loading import load_config, load_model
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -189,12 +190,12 @@ def load_target(path: Path | str, device: torch.device, dtype: torch.dtype) -> F
     """The target in a transformers folder, on ``device`` in ``dtype``.
 
     Raises:
+        TargetLoadError: nothing there can be loaded; the message says why in one line.
         UnsupportedTargetError: the folder holds another architecture than the supported ones.
     """
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
-    return from_model(model, device)
+    config = load_config(path)
+    _check_supported(config)
+    return from_model(load_model(path, config, dtype=dtype), device)
 
 
 def from_model(model: Any, device: torch.device) -> FrozenTarget:

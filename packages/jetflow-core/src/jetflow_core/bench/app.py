@@ -6,15 +6,15 @@ import sys
 
 from cyclopts import App
 
+from jetflow_core.cli import run_app
+from jetflow_core.commands.registry import new_app
+
+_NAME = "jetflow_core.bench"
+
 
 def build() -> App:
     """The application; a command's module is imported when it runs."""
-    app = App(
-        name="jetflow_core.bench",
-        help="Benchmarks: decode, lossless, tree.",
-        help_format="plaintext",
-        result_action="return_value",
-    )
+    app = new_app(_NAME, "Benchmarks: decode, lossless, tree.")
     for name in ("decode", "lossless", "tree"):
         app.command(f"jetflow_core.commands.bench_{name}:command", name=name)
     return app
@@ -22,4 +22,4 @@ def build() -> App:
 
 def main() -> None:
     """Runs the command line of this process and exits."""
-    sys.exit(build()(sys.argv[1:]))
+    sys.exit(run_app(build(), sys.argv[1:], name=_NAME))

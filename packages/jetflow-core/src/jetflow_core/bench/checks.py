@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from pathlib import Path
+
+from jetflow_core.commands.numbers import OptionError, parse_whole
+from jetflow_core.devices import check_device
+from jetflow_core.reports.files import check_output
+
+__all__ = [
+    "DTYPES",
+    "check_apart",
+    "check_at_least",
+    "check_device",
+    "check_dtype",
+    "check_plot",
+    "parse_budgets",
+    "parse_choices",
+]
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -14,11 +33,16 @@ def parse_budgets(text: str, most: int) -> tuple[int, ...]:
     found = []
     for part in text.split(","):
         word = part.strip()
-        if not word.isdecimal() or not 1 <= int(word) <= most:
-            raise ValueError(f"budget {word!r} is out of range: whole numbers, 1 to {most}")
-        if int(word) in found:
-            raise ValueError(f"budget {word} comes twice in {text!r}")
-        found.append(int(word))
+        try:
+            budget = parse_whole(word, "budget", 1, most)
+        except OptionError:
+            shown = word if len(word) <= 40 else f"{word[:37]}..."
+            raise ValueError(
+                f"budget {shown!r} is out of range: whole numbers, 1 to {most}, with commas between"
+            ) from None
+        if budget in found:
+            raise ValueError(f"budget {budget} comes twice")
+        found.append(budget)
     return tuple(sorted(found))
 
 
@@ -31,7 +55,9 @@ def parse_choices(text: str, allowed: tuple[str, ...], what: str) -> tuple[str, 
     words = {part.strip() for part in text.split(",")}
     for word in sorted(words):
         if word not in allowed:
-            raise ValueError(f"{what} {word!r} is unknown: choose from {', '.join(allowed)}")
+            raise ValueError(
+                f"{what} {word!r} is unknown: choose from {','.join(allowed)}, with commas between"
+            )
     return tuple(word for word in allowed if word in words)
 
 
@@ -55,17 +81,29 @@ def check_dtype(name: str | None) -> None:
         raise ValueError(f"dtype {name!r} is unknown: choose from {', '.join(DTYPES)}")
 
 
-def check_device(name: str) -> None:
-    """Refuses a device that is not here.
+def check_apart(*paths: str | Path | None) -> None:
+    """Refuses two output files that are one; None passes.
 
     Raises:
-        ValueError: no such device.
+        ValueError: naming the file.
     """
-    # Here and not above: the benchmark of the builders runs without torch.
-    import torch
+    places = [os.path.realpath(path) for path in paths if path is not None]
+    for place in places:
+        if places.count(place) > 1:
+            raise ValueError(f"two outputs have one name, {Path(place).name}: give each its own")
 
-    kind = name.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device {name!r} is unknown: cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} is not here: torch finds no CUDA device")
+
+def check_plot(path: str | Path) -> Path:
+    """The picture's path, checked before the work that fills it.
+
+    Raises:
+        ValueError: matplotlib is not installed, or the path cannot be written or has no ending
+            that names a kind of picture.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(
+            "plots need matplotlib, which is not installed: install jetflow-core[plot]"
+        )
+    if Path(path).suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"cannot plot into {path}: its name must end in .png, .svg or .pdf")
+    return check_output(path)

@@ -14,19 +14,23 @@ from jetflow_core.bench.configurations import AUTO, KINDS, PLAIN, Configuration,
 from jetflow_core.bench.measured import Sample
 from jetflow_core.bench.partial import Partial
 from jetflow_core.bench.progress import bar
-from jetflow_core.bench.prompts import PromptSet, load_sets
+from jetflow_core.bench.prompts import ALL_SETS, PromptSet, load_sets
 from jetflow_core.bench.schedule import Plan, run_sets, units, warm_up
 from jetflow_core.bench.schema import FORMAT, check_report
 from jetflow_core.bench.summary import BREAK_EVEN, INTERVAL, SPEED, summarise_set
+from jetflow_core.defaults import default_head, is_default_target
 from jetflow_core.embedded import EMBEDDED_NAME
 from jetflow_core.engine import Engine, load
+from jetflow_core.head.checkpoint import read_config
+from jetflow_core.limits import MAX_SLOTS
 from jetflow_core.reports.files import check_output, write_report
 from jetflow_core.reports.loops import LOOP_DEFINITION
 from jetflow_core.reports.provenance import provenance
 from jetflow_core.reports.tau import TAU_FORMULA
+from jetflow_core.sampling import SamplingParams
 
-ALL_SETS = "all"
 _HONEST_TOKENS = 128
+_NO_HEAD = "chain and trees need --head: this target has no default head"
 _TAU_ONLY_BATCHES = 4
 
 
@@ -61,8 +65,11 @@ class DecodeSettings:
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
         check_device(self.device)
+        SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
         for name in ("depth", "max_new_tokens", "repeats", "slots", "threads"):
             check_at_least(name, getattr(self, name), 1)
+        if self.slots > MAX_SLOTS:
+            raise ValueError(f"slots {self.slots} is out of range: 1 to {MAX_SLOTS}")
         if self.seed < 0:
             raise ValueError(f"seed {self.seed} is out of range: at least 0")
         if self.tau_only and self.kinds == (AUTO,):
@@ -80,7 +87,9 @@ def run_decode(settings: DecodeSettings, out: str | Path | None = None) -> dict[
     file = None if out is None else check_output(out)
     sets = load_sets(settings.prompts, limit=settings.limit, seed=settings.seed)
     partial = Partial(file, _identity(settings, sets))
+    _check_heads(settings)
     plan = _plan(settings)
+    _check_lengths(plan.engines[0], sets)
     timed = not settings.tau_only
     setup = warm_up(plan, sets[0].prompts[0].text) if timed else {}
     total = sum(len(units(one, plan.unit)) for one in sets)
@@ -92,6 +101,34 @@ def run_decode(settings: DecodeSettings, out: str | Path | None = None) -> dict[
         write_report(file, report)
         partial.remove()
     return report
+
+
+def _check_heads(settings: DecodeSettings) -> None:
+    """What is wrong with the choice of heads shows before any weight is read."""
+    heads = [Path(head) for head in settings.heads]
+    if not heads and is_default_target(settings.target):
+        heads = [default_head()]
+    if not heads and set(settings.kinds) != {PLAIN}:
+        raise ValueError(_NO_HEAD)
+    for head in heads:
+        deepest = read_config(head)[0].max_depth
+        if settings.depth is not None and settings.depth > deepest:
+            raise ValueError(
+                f"depth {settings.depth} is out of range: the head {head.name} goes to {deepest}"
+            )
+
+
+def _check_lengths(engine: Engine, sets: Sequence[PromptSet]) -> None:
+    """A prompt too long for the target shows before the first of them is decoded."""
+    context = engine.target.context_length
+    for one in sets:
+        for prompt in one.prompts:
+            length = len(engine.encode(prompt.text))
+            if length >= context:
+                raise ValueError(
+                    f"prompt {prompt.name!r} of {one.name} has {length} tokens; the target's "
+                    f"context of {context} leaves room for prompts of at most {context - 1}"
+                )
 
 
 def _identity(settings: DecodeSettings, sets: Sequence[PromptSet]) -> dict[str, Any]:
@@ -131,7 +168,7 @@ def _found(settings: DecodeSettings, engines: Sequence[Engine]) -> list[Configur
     kinds = [kind for kind in settings.kinds if kind not in left_out]
     headed = [engine for engine in engines if engine.head is not None]
     if set(kinds) != {PLAIN} and not headed:
-        raise ValueError("chain and trees need --head: this target has no default head")
+        raise ValueError(_NO_HEAD)
     names = [_head_name(engine) for engine in headed]
     for name in names:
         if names.count(name) > 1:

@@ -35,16 +35,18 @@ class Partial:
         advice = "delete it, or choose another --out"
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))
-            settings, parts = raw["settings"], dict(raw["parts"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            settings, parts = raw["settings"], raw["parts"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{file} is no unfinished run of this command; {advice}") from error
+        if not isinstance(settings, dict) or not _are_texts(parts):
+            raise ValueError(f"{file} is no unfinished run of this command; {advice}")
         for name, value in self._settings.items():
             if settings.get(name) != value:
                 raise ValueError(
                     f"{file} is an unfinished run with {name} = {settings.get(name)!r}, "
                     f"now it is {value!r}; {advice}"
                 )
-        return parts
+        return dict(parts)
 
     @property
     def file(self) -> Path | None:
@@ -66,3 +68,7 @@ class Partial:
         """Deletes the file; the report is written."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+
+
+def _are_texts(parts: Any) -> bool:
+    return isinstance(parts, dict) and all(isinstance(part, str) for part in parts.values())

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jetflow_core.bench.checks import check_plot
 from jetflow_core.bench.configurations import ALL_CHILDREN, CHAIN, TREE
 from jetflow_core.bench.measured import PHASES
 from jetflow_core.bench.schema import check_report
-from jetflow_core.reports.files import check_output
+from jetflow_core.reports.files import write_output
 
 _BY_BUDGET = (TREE, ALL_CHILDREN)
-
-
-def check_plot(path: str | Path) -> Path:
-    """The picture's path, checked before the work that fills it.
-
-    Raises:
-        ValueError: matplotlib is not installed, or the path cannot be written or has no ending
-            that names a kind of picture.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            "plots need matplotlib, which is not installed: install jetflow-core[plot]"
-        )
-    file = check_output(path)
-    if file.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"cannot plot into {file}: its name must end in .png, .svg or .pdf")
-    return file
 
 
 def plot_decode(report: Mapping[str, Any], path: str | Path) -> Path:
@@ -50,13 +33,8 @@ def plot_decode(report: Mapping[str, Any], path: str | Path) -> Path:
         _speed(row[1], one)
         _phases(row[2], one)
         _depths(row[3], one)
-    partial = file.with_name(f".{file.stem}.partial{file.suffix}")
-    try:
-        figure.savefig(partial, dpi=120)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-    return file
+    ending = Path(path).suffix[1:]
+    return write_output(file, lambda partial: figure.savefig(partial, dpi=120, format=ending))
 
 
 def _lines(one: Mapping[str, Any], kind: str) -> dict[str, list[Mapping[str, Any]]]:

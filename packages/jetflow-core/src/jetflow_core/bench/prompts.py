@@ -10,16 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jetflow_core.bench.builtin import SETS
+from jetflow_core.reports.prompt_files import PromptLine, read_prompt_file
 
 BUILTIN = "builtin"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt with the name it has in its file."""
-
-    name: str
-    text: str
+ALL_SETS = "all"
+"""How reports call the pooled figures of several sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,7 @@ class PromptSet:
     """The prompts of one file, or of one built-in subject."""
 
     name: str
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[PromptLine, ...]
 
     @property
     def fingerprint(self) -> str:
@@ -59,10 +54,15 @@ def load_sets(
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two prompt sets are called {name!r}; rename one of the files")
+    if len(sets) > 1 and ALL_SETS in names:
+        raise ValueError(
+            f"a prompt set beside others cannot be called {ALL_SETS!r}, which names the pooled "
+            "figures of all sets; rename its file"
+        )
     return [PromptSet(found.name, _drawn(found.prompts, limit, seed)) for found in sets]
 
 
-def _drawn(prompts: tuple[Prompt, ...], limit: int | None, seed: int) -> tuple[Prompt, ...]:
+def _drawn(prompts: tuple[PromptLine, ...], limit: int | None, seed: int) -> tuple[PromptLine, ...]:
     if limit is None or limit >= len(prompts):
         return prompts
     chosen = sorted(random.Random(seed).sample(range(len(prompts)), limit))
@@ -72,27 +72,7 @@ def _drawn(prompts: tuple[Prompt, ...], limit: int | None, seed: int) -> tuple[P
 def _read(source: str | Path) -> list[PromptSet]:
     if str(source) == BUILTIN:
         return [
-            PromptSet(name, tuple(Prompt(f"{name}-{i}", text) for i, text in enumerate(texts)))
+            PromptSet(name, tuple(PromptLine(f"{name}-{i}", text) for i, text in enumerate(texts)))
             for name, texts in SETS.items()
         ]
-    path = Path(source)
-    try:
-        # Not splitlines: JSON strings may hold line separators that it would split at.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the prompts of {path}: {error}") from error
-    found = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ValueError(f"{path} holds no prompts")
-    return [PromptSet(path.stem, tuple(found))]
-
-
-def _parse(path: Path, number: int, line: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from error
-    text = record.get("prompt") if isinstance(record, dict) else None
-    if not isinstance(text, str) or not text:
-        raise ValueError(f'{path}, line {number}: needs an object with a text under "prompt"')
-    return Prompt(str(record.get("id", f"line {number}")), text)
+    return [PromptSet(Path(source).stem, read_prompt_file(source))]

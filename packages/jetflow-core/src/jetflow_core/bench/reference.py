@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
@@ -31,9 +31,12 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     torch.backends.cudnn.fp32_precision = "ieee"
     dtype = getattr(torch, job["dtype"])
-    tokenizer = AutoTokenizer.from_pretrained(job["target"])
-    model = AutoModelForCausalLM.from_pretrained(job["target"], dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(job["target"], trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        job["target"], dtype=dtype, trust_remote_code=False
+    )
     model.eval().to(job["device"])
+    model.generation_config = _greedy(model.generation_config)
     answers = []
     for text in job["prompts"]:
         answers.append(_one(model, _encode(tokenizer, text), job["max_new_tokens"]))
@@ -57,6 +60,14 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(chat, add_special_tokens=False))
 
 
+def _greedy(own: GenerationConfig) -> GenerationConfig:
+    """Plain greedy decoding: of a model's own defaults, which may penalise, only the end stays."""
+    return GenerationConfig(
+        do_sample=False, num_beams=1, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id,
+        bos_token_id=own.bos_token_id,
+    )  # fmt: skip
+
+
 def _one(model: Any, prompt: list[int], max_new_tokens: int) -> dict[str, list[Any]]:
     ids = torch.tensor([prompt], device=model.device)
     result = model.generate(
@@ -65,13 +76,6 @@ def _one(model: Any, prompt: list[int], max_new_tokens: int) -> dict[str, list[A
         max_new_tokens=max_new_tokens,
         output_logits=True,
         return_dict_in_generate=True,
-        # A model's own defaults may sample or penalise; plain greedy decoding does neither.
-        do_sample=False,
-        num_beams=1,
-        temperature=None,
-        top_k=None,
-        top_p=None,
-        repetition_penalty=1.0,
     )
     tokens = result.sequences[0, len(prompt) :].tolist()
     logits = torch.cat(result.logits).float()

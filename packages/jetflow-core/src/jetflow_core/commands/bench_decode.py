@@ -6,15 +6,27 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from jetflow_core.commands.bench_options import Budgets, Limit, MaxNewTokens, Out, Prompts
-from jetflow_core.commands.models import ModelOptions
+from jetflow_core.commands.bench_options import (
+    Budgets,
+    Device,
+    Limit,
+    MaxNewTokens,
+    Out,
+    Prompts,
+    Repeats,
+    Slots,
+    ready_target,
+    torch_device,
+)
+from jetflow_core.commands.numbers import Seed, Threads, whole
+from jetflow_core.devices import check_device_name
 
 
 def command(
     *,
     prompts: Prompts = ("builtin",),
     limit: Limit = None,
-    seed: Annotated[int, Parameter(help="Of the draw of prompts, and of sampling.")] = 0,
+    seed: Annotated[Seed, Parameter(help="Of the draw of prompts, and of sampling.")] = 0,
     target: Annotated[
         str | None,
         Parameter(help="Folder or hub name of the target; left out: the embedded SmolLM2-135M."),
@@ -23,20 +35,23 @@ def command(
         tuple[str, ...],
         Parameter(consume_multiple=True, help="Folders of draft heads; left out: the default."),
     ] = (),
-    device: Annotated[str, Parameter(help="A torch device; auto: cuda if there is one.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[str, Parameter(help="Number type; auto: the fastest on the device.")] = "auto",
-    threads: Annotated[int | None, Parameter(help="CPU threads; left out: torch's choice.")] = None,
+    threads: Threads = None,
     kinds: Annotated[
-        str, Parameter(help="What to compare, of plain, chain, tree, auto, all-children.")
+        str,
+        Parameter(help="What to compare, of plain, chain, tree, auto, all-children, with commas."),
     ] = "plain,chain,tree,auto,all-children",
     budgets: Budgets = "1,16,64,256",
     depth: Annotated[
-        int | None, Parameter(help="Deepest depth to draft; left out: the head's own.")
+        int | None,
+        whole(1, 10**6),
+        Parameter(help="Deepest depth to draft; left out: the head's own."),
     ] = None,
     temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0,
     max_new_tokens: MaxNewTokens = 128,
-    repeats: Annotated[int, Parameter(help="Timed runs of each, in alternating order.")] = 3,
-    slots: Annotated[int, Parameter(help="Prompts decoded together in one pass.")] = 1,
+    repeats: Annotated[Repeats, Parameter(help="Timed runs of each, in alternating order.")] = 3,
+    slots: Slots = 1,
     tau_only: Annotated[
         bool,
         Parameter(
@@ -54,27 +69,33 @@ def command(
     loop share, tau without looping tails and a prompt-lookup row beside it. With --out an
     interrupted run leaves OUT.partial, and the same command goes on from there.
     """
-    from rich.console import Console
-
-    from jetflow_core.bench.checks import parse_budgets, parse_choices
-    from jetflow_core.bench.configurations import KINDS
-    from jetflow_core.bench.decode import DecodeSettings, run_decode
-    from jetflow_core.bench.plots import check_plot, plot_decode
-    from jetflow_core.bench.tables import decode_tables
-    from jetflow_core.engine import MAX_BUDGET
+    from jetflow_core.bench.checks import check_apart, check_plot, parse_budgets, parse_choices
+    from jetflow_core.limits import MAX_BUDGET
 
     if plot is not None:
         check_plot(plot)
+    check_apart(out, plot)
+    sizes = parse_budgets(budgets, MAX_BUDGET)
+    if device != "auto":
+        check_device_name(device)
+    # Only now: the models' libraries take seconds to import.
+    from rich.console import Console
+
+    from jetflow_core.bench.configurations import KINDS
+    from jetflow_core.bench.decode import DecodeSettings, run_decode
+    from jetflow_core.bench.plots import plot_decode
+    from jetflow_core.bench.tables import decode_tables
+
     settings = DecodeSettings(
         prompts=prompts,
         limit=limit,
         seed=seed,
         target=target,
         heads=head,
-        device=ModelOptions(device=device).torch_device(),
+        device=torch_device(device),
         dtype=None if dtype == "auto" else dtype,
         kinds=parse_choices(kinds, KINDS, "kind"),
-        budgets=parse_budgets(budgets, MAX_BUDGET),
+        budgets=sizes,
         depth=depth,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
@@ -83,6 +104,7 @@ def command(
         threads=threads,
         tau_only=tau_only,
     )
+    ready_target(target)
     report = run_decode(settings, out)
     console = Console()
     for table in decode_tables(report):

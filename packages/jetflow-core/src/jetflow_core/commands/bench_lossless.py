@@ -6,15 +6,27 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from jetflow_core.commands.bench_options import Budgets, Limit, MaxNewTokens, Out, Prompts
-from jetflow_core.commands.models import ModelOptions
+from jetflow_core.commands.bench_options import (
+    Budgets,
+    Device,
+    Limit,
+    MaxNewTokens,
+    Out,
+    Prompts,
+    Slots,
+    finish,
+    ready_target,
+    torch_device,
+)
+from jetflow_core.commands.numbers import Seed, Threads, whole
+from jetflow_core.devices import check_device_name
 
 
 def command(
     *,
     prompts: Prompts = ("builtin",),
     limit: Limit = None,
-    seed: Annotated[int, Parameter(help="Of the draw of prompts.")] = 0,
+    seed: Annotated[Seed, Parameter(help="Of the draw of prompts.")] = 0,
     target: Annotated[
         str | None,
         Parameter(help="Folder or hub name of the target; left out: the embedded SmolLM2-135M."),
@@ -22,18 +34,20 @@ def command(
     head: Annotated[
         str | None, Parameter(help="Folder of the draft head; left out: the default.")
     ] = None,
-    device: Annotated[str, Parameter(help="A torch device; auto: cuda if there is one.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[
         str, Parameter(help="Number type; only float32 (TF32 off) and float64 must be identical.")
     ] = "float32",
-    threads: Annotated[int | None, Parameter(help="CPU threads of each process.")] = None,
+    threads: Annotated[Threads, Parameter(help="CPU threads of each process.")] = None,
     budgets: Budgets = "1,2,16,64,256",
     drafters: Annotated[
-        str, Parameter(help="Who drafts, of head, wrong, random, oracle.")
+        str, Parameter(help="Who drafts, of head, wrong, random, oracle, with commas.")
     ] = "head,wrong,random,oracle",
     max_new_tokens: MaxNewTokens = 128,
-    slots: Annotated[int, Parameter(help="Prompts decoded together in one pass.")] = 1,
-    processes: Annotated[int, Parameter(help="Processes that share the work and the device.")] = 1,
+    slots: Slots = 1,
+    processes: Annotated[
+        int, whole(1, 256), Parameter(help="Processes that share the work and the device.")
+    ] = 1,
     out: Out = None,
 ) -> int:
     """Compare tree decoding with transformers' own greedy generate, token for token.
@@ -42,37 +56,45 @@ def command(
     answer differs in float32 or float64; in 16-bit types differences are listed with their logit
     gap, since rounding alone can turn a near-tie.
     """
-    from rich.console import Console
-
     from jetflow_core.bench.checks import parse_budgets, parse_choices
-    from jetflow_core.bench.grid import DRAFTERS
-    from jetflow_core.bench.lossless import LosslessSettings, run_lossless
-    from jetflow_core.bench.tables import lossless_lines, lossless_table
-    from jetflow_core.engine import MAX_BUDGET
-    from jetflow_core.reports.files import check_output, write_report
+    from jetflow_core.limits import MAX_BUDGET
+    from jetflow_core.reports.files import check_output
 
     if out is not None:
         check_output(out)
+    sizes = parse_budgets(budgets, MAX_BUDGET)
+    if device != "auto":
+        check_device_name(device)
+    # Only now: the models' libraries take seconds to import.
+    from rich.console import Console
+
+    from jetflow_core.bench.grid import DRAFTERS
+    from jetflow_core.bench.lossless import LosslessSettings, run_lossless
+    from jetflow_core.bench.tables import lossless_lines, lossless_table
+
     settings = LosslessSettings(
         prompts=prompts,
         limit=limit,
         seed=seed,
         target=target,
         head=head,
-        device=ModelOptions(device=device).torch_device(),
+        device=torch_device(device),
         dtype=dtype,
-        budgets=parse_budgets(budgets, MAX_BUDGET),
+        budgets=sizes,
         drafters=parse_choices(drafters, DRAFTERS, "drafter"),
         max_new_tokens=max_new_tokens,
         slots=slots,
         processes=processes,
         threads=threads,
     )
+    ready_target(target)
     report = run_lossless(settings)
-    if out is not None:
-        write_report(out, report)
-    console = Console()
-    console.print(lossless_table(report))
-    for line in lossless_lines(report):
-        console.print(line, highlight=False)
+
+    def show() -> None:
+        console = Console()
+        console.print(lossless_table(report))
+        for line in lossless_lines(report):
+            console.print(line, highlight=False)
+
+    finish(out, report, show)
     return int(report["exact"] and not report["passed"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -10,6 +9,8 @@ from cyclopts import Parameter
 from jetflow_core.commands.growing import GrowOptions
 from jetflow_core.commands.models import ModelOptions
 from jetflow_core.commands.sampling import SamplingOptions
+from jetflow_core.commands.texts import checked_prompts, read_stdin
+from jetflow_core.reports.files import check_output
 
 _MODELS, _TREES, _SAMPLING = ModelOptions(), GrowOptions(), SamplingOptions()
 
@@ -50,12 +51,18 @@ def command(
     draft and one pass of the target, and gives its accepted tokens and one more. Prompt lookup is
     the tau that copying from the text itself would reach.
     """
+    if not prompts and not stdin:
+        raise ValueError("no prompt: give at least one text, or - to read it from stdin")
+    models.check()
+    trees.check()
+    sampling.params()
+    if stats is not None:
+        check_output(stats)
+    texts = checked_prompts((*prompts, read_stdin()) if stdin else prompts)
+    # Only now: the models' libraries take seconds to import.
     from jetflow_core.commands.screen import Screen
     from jetflow_core.commands.writing import Writing, write
 
-    if not prompts and not stdin:
-        raise ValueError("no prompt: give at least one text, or - to read it from stdin")
-    texts = (*prompts, sys.stdin.read()) if stdin else prompts
     with Screen() as screen:
         wanted = Writing(
             texts=texts,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
+
+from jetflow_core.commands.numbers import Threads
+from jetflow_core.devices import check_device, check_device_name
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +40,13 @@ class ModelOptions:
         ),
     ] = None
     device: Annotated[
-        str, Parameter(help="A torch device; auto: cuda if there is one, else cpu.")
+        str, Parameter(help="cpu, cuda or cuda:N; auto: cuda if there is one, else cpu.")
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Parameter(help="Number type; auto: the fastest one that is good enough on the device."),
     ] = "auto"
-    threads: Annotated[int | None, Parameter(help="CPU threads; left out: torch's choice.")] = None
+    threads: Threads = None
 
     def load(self, report: Report) -> Engine:
         """The engine with the chosen target and head.
@@ -58,39 +62,40 @@ class ModelOptions:
         return load(self.target, self.head, device=device, dtype=self.torch_dtype())
 
     def begin(self, report: Report) -> None:
-        """Sets threads, keeps stderr for errors, converts the embedded target at its first use.
+        """Sets threads, and converts the embedded target at its first use.
 
         Raises:
             ValueError: fewer threads than 1.
         """
         import torch
-        from transformers.utils import logging
-
-        from jetflow_core.embedded import embedded_target
 
         if self.threads is not None:
             if self.threads < 1:
                 raise ValueError(f"threads {self.threads} is out of range: at least 1")
             torch.set_num_threads(self.threads)
-        logging.disable_progress_bar()
         if self.target is None:
-            embedded_target(report=report)
+            prepare_default_target(report)
+
+    def check(self) -> None:
+        """Refuses names that no machine has, without importing anything heavy.
+
+        Raises:
+            ValueError: the device has no such name.
+        """
+        if self.device != "auto":
+            check_device_name(self.device)
 
     def torch_device(self) -> str:
         """The device's name, checked.
 
         Raises:
-            ValueError: torch does not know the device, or this machine lacks it.
+            ValueError: there is no such device, or not on this machine.
         """
         import torch
 
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            torch.empty(1, device=self.device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(f"device {self.device!r} cannot be used here: {reason}") from error
+        check_device(self.device)
         return self.device
 
     def torch_dtype(self) -> torch.dtype | None:
@@ -104,6 +109,26 @@ class ModelOptions:
             "float16": torch.float16,
         }
         return named[self.dtype]
+
+
+def prepare_default_target(report: Report) -> None:
+    """Converts the embedded target if this was never done, and says so in a line on stderr.
+
+    Raises:
+        ValueError: it cannot be provided.
+    """
+    from jetflow_core.embedded import default_cache_dir, embedded_target
+
+    said: list[str] = []
+
+    def tell(line: str) -> None:
+        if not said:
+            place = default_cache_dir()
+            print(f"converting the embedded target, once, into {place}", file=sys.stderr)
+        said.append(line)
+        report(line)
+
+    embedded_target(report=tell)
 
 
 def target_name(engine: Engine) -> str:

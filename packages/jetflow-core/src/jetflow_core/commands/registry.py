@@ -28,7 +28,7 @@ from jetflow_core.reports.provenance import package_versions
 GROUP = "jetflow.commands"
 
 _GROUP_HELP = {
-    "bench": "Measure decoding, trees and kernels; JSON with provenance, plots on request.",
+    "bench": "Measure decoding, trees and losslessness; JSON with provenance, plots on request.",
     "data": "Make the data that a draft head is trained on.",
     "serve": "Draft heads for serving engines.",
 }
@@ -42,22 +42,29 @@ def build_app(commands: Iterable[EntryPoint] | None = None) -> App:
     """
     found = entry_points(group=GROUP) if commands is None else commands
     versions = [f"{name} {version}" for name, version in package_versions().items()]
-    app = App(
-        name="jetflow",
-        help="Tree speculative decoding: the target's own text in fewer target passes.",
-        help_epilogue=f"Installed: {', '.join(versions)}",
-        version="\n".join(versions),
+    app = new_app(
+        "jetflow", "Tree speculative decoding: the target's own text in fewer target passes."
+    )
+    app.help_epilogue = f"Installed: {', '.join(versions)}"
+    app.version = "\n".join(versions)
+    for command in sorted(found, key=lambda entry: entry.name):
+        *groups, name = command.name.split(".")
+        group = _group(app, groups)
+        group.command(command.value, name=name, help=summary(command.value))
+    return app
+
+
+def new_app(name: str, text: str) -> App:
+    """An application without commands that leaves errors to ``jetflow_core.cli.run_app``."""
+    return App(
+        name=name,
+        help=text,
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
         default_parameter=Parameter(negative=()),
         result_action="return_value",
     )
-    for command in sorted(found, key=lambda entry: entry.name):
-        *groups, name = command.name.split(".")
-        group = _group(app, groups)
-        group.command(command.value, name=name, help=summary(command.value))
-    return app
 
 
 def _group(app: App, names: list[str]) -> App:

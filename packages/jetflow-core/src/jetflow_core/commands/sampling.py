@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
+
+from jetflow_core.commands.numbers import OptionError, parse_whole, whole
 
 if TYPE_CHECKING:
     from jetflow_core.sampling import SamplingParams
@@ -18,10 +21,10 @@ _GROUP = Group("Sampling", sort_key=3)
 class SamplingOptions:
     """What a request asks of the sampler; the defaults are greedy decoding."""
 
-    max_new_tokens: Annotated[int, Parameter(help="Most tokens to write.")] = 128
-    min_new_tokens: Annotated[int, Parameter(help="No stop before so many tokens.")] = 0
+    max_new_tokens: Annotated[int, whole(), Parameter(help="Most tokens to write.")] = 128
+    min_new_tokens: Annotated[int, whole(), Parameter(help="No stop before so many tokens.")] = 0
     temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0
-    top_k: Annotated[int, Parameter(help="Keep the k best tokens; 0 keeps all.")] = 0
+    top_k: Annotated[int, whole(), Parameter(help="Keep the k best tokens; 0 keeps all.")] = 0
     top_p: Annotated[
         float, Parameter(help="Keep the fewest tokens whose probability reaches p.")
     ] = 1.0
@@ -57,14 +60,16 @@ class SamplingOptions:
     ] = ()
     stop_token_id: Annotated[
         tuple[int, ...],
+        whole(),
         Parameter(help="A token id that ends the answer; may be repeated.", show_default=False),
     ] = ()
     ignore_eos: Annotated[bool, Parameter(help="Write on after the end-of-sequence token.")] = False
     seed: Annotated[
-        int | None, Parameter(help="Key of the noise; left out: drawn, and reported.")
+        int | None, whole(), Parameter(help="Key of the noise; left out: drawn, and reported.")
     ] = None
     logprobs: Annotated[
         int | None,
+        whole(),
         Parameter(help="Report each token's log-probability and so many alternatives."),
     ] = None
 
@@ -86,7 +91,7 @@ class SamplingOptions:
             repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
-            logit_bias=dict(map(_bias, self.logit_bias)),
+            logit_bias=_biases(self.logit_bias),
             stop=self.stop,
             stop_token_ids=self.stop_token_id,
             ignore_eos=self.ignore_eos,
@@ -105,11 +110,20 @@ class SamplingOptions:
         return replace(params, bad_words=bad_word_ids(self.bad_word, tokenizer))
 
 
+def _biases(texts: Sequence[str]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for text in texts:
+        token, value = _bias(text)
+        if token in found:
+            raise ValueError(f"logit-bias names token {token} twice")
+        found[token] = value
+    return found
+
+
 def _bias(text: str) -> tuple[int, float]:
-    token, equals, value = text.partition("=")
+    token, _, value = text.partition("=")
     try:
-        if not equals:
-            raise ValueError
-        return int(token), float(value)
-    except ValueError:
-        raise ValueError(f"logit-bias {text!r} is not of the form TOKEN_ID=NUMBER") from None
+        return parse_whole(token, "token id"), float(value)
+    except (OptionError, ValueError):
+        shown = text if len(text) <= 40 else f"{text[:37]}..."
+        raise ValueError(f"logit-bias {shown!r} is not of the form TOKEN_ID=NUMBER") from None

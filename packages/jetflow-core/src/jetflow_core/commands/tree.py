@@ -8,6 +8,8 @@ from cyclopts import Parameter
 
 from jetflow_core.commands.growing import GrowOptions
 from jetflow_core.commands.models import ModelOptions
+from jetflow_core.commands.numbers import whole
+from jetflow_core.commands.texts import checked_prompts
 
 # As many rows as can be read at a glance.
 _TREES = GrowOptions(budget="16")
@@ -15,11 +17,10 @@ _MODELS = ModelOptions()
 
 
 def command(
-    prompt: Annotated[str, Parameter(help="Text to answer.")],
-    *,
+    *prompt: Annotated[str, Parameter(name="PROMPT", help="Text to answer.")],
     models: ModelOptions = _MODELS,
     trees: GrowOptions = _TREES,
-    rounds: Annotated[int, Parameter(help="Rounds to draw.")] = 3,
+    rounds: Annotated[int, whole(1, 10_000), Parameter(help="Rounds to draw.")] = 3,
     format: Annotated[
         Literal["text", "dot", "mermaid"], Parameter(help="How to draw them.")
     ] = "text",
@@ -32,10 +33,14 @@ def command(
     Decoding is greedy. The percentage of a node is the chance that the draft head gives to its
     whole path; what the target accepted is marked, and its own next token follows.
     """
+    if len(prompt) != 1:
+        raise ValueError(f"{len(prompt) or 'no'} prompts: give one text to answer")
+    (text,) = checked_prompts(prompt)
+    models.check()
+    trees.check()
+    # Only now: the models' libraries take seconds to import.
     from jetflow_core.commands.drawing import draw
     from jetflow_core.commands.screen import Screen
 
-    if rounds < 1:
-        raise ValueError(f"rounds {rounds} is out of range: at least 1")
     with Screen() as screen:
-        draw(prompt, models, trees, screen, rounds=rounds, style=format, chat=not raw)
+        draw(text, models, trees, screen, rounds=rounds, style=format, chat=not raw)

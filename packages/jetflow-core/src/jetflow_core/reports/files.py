@@ -1,28 +1,63 @@
-"""JSON files that are either there whole or not there."""
+"""Output files that are either there whole or not there, and JSON in them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import stat
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 
+class OutputError(ValueError):
+    """A file cannot be written; the message names it and says why, in one line."""
+
+
 def check_output(path: str | Path) -> Path:
-    """The path of a file to be written later, checked now, before the work that fills it.
+    """The place of a file to be written later, tried now, before the work that fills it.
+
+    The temporary file is really made, and removed again: whatever would keep the file from being
+    written later shows at once.
+
+    Returns:
+        The place itself: where a symbolic link points, not the link.
 
     Raises:
-        ValueError: its folder does not exist or cannot be written, or it is a folder itself.
+        OutputError: its folder does not exist or cannot be written, it is a folder itself, or
+            something is there that is no regular file.
     """
-    file = Path(path)
-    folder = file.parent
-    if not folder.is_dir():
-        raise ValueError(f"cannot write {file}: the folder {folder} does not exist")
-    if file.is_dir():
-        raise ValueError(f"cannot write {file}: it is a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"cannot write {file}: no permission to write into {folder}")
+    with _one_line(path):
+        file = _place(path)
+        partial = _partial(file)
+        try:
+            partial.touch(exist_ok=False)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+    return file
+
+
+def write_output(path: str | Path, write: Callable[[Path], None]) -> Path:
+    """Lets ``write`` fill a temporary file, with the ending of ``path``, and renames it.
+
+    Returns:
+        The place of the file, as ``check_output``.
+
+    Raises:
+        OutputError: see ``check_output``; or the disk is full.
+    """
+    with _one_line(path):
+        file = _place(path)
+        partial = _partial(file)
+        try:
+            write(partial)
+            partial.replace(file)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
     return file
 
 
@@ -30,17 +65,15 @@ def write_json(path: str | Path, payload: Mapping[str, Any]) -> Path:
     """Writes ``payload`` under a temporary name and renames it; returns the path.
 
     Raises:
-        ValueError: see ``check_output``; or a value that JSON does not have (NaN, infinity).
+        OutputError: see ``write_output``.
+        ValueError: a value that JSON does not have (NaN, infinity).
     """
-    file = check_output(path)
     text = json.dumps(payload, indent=2, allow_nan=False) + "\n"
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
+
+    def write(partial: Path) -> None:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-    return file
+
+    return write_output(path, write)
 
 
 def write_report(path: str | Path, payload: Mapping[str, Any]) -> Path:
@@ -60,3 +93,41 @@ def without_folders(value: Any) -> Any:
     if isinstance(value, str) and os.path.isabs(value) and os.path.exists(value):
         return Path(value).name or value
     return value
+
+
+def _place(path: str | Path) -> Path:
+    if str(path).endswith(os.sep) or not str(path):
+        raise OutputError(f"cannot write {str(path)!r}: it is a folder, or the name of one")
+    # The end of a link: a rename would replace the link itself, or the device behind a name.
+    file = Path(os.path.realpath(path))
+    if not file.parent.is_dir():
+        folder = file.parent if Path(path).parent.is_dir() else Path(path).parent
+        raise OutputError(f"cannot write {path}: the folder {folder} does not exist")
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        return file
+    if stat.S_ISDIR(mode):
+        raise OutputError(f"cannot write {path}: it is a folder")
+    if not stat.S_ISREG(mode):
+        raise OutputError(f"cannot write {path}: it is no regular file")
+    return file
+
+
+def _partial(file: Path) -> Path:
+    # Short whatever the file's own name is, and with its ending, which may choose the format.
+    ending = file.suffix if len(file.suffix) <= 16 else ""
+    return file.with_name(f".jetflow-{uuid.uuid4().hex[:12]}.partial{ending}")
+
+
+@contextmanager
+def _one_line(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {_short(path)}: {error.strerror or error}") from error
+
+
+def _short(path: str | Path, most: int = 120) -> str:
+    text = str(path)
+    return text if len(text) <= most else f"{text[:most]}..."
