@@ -81,6 +81,7 @@ def _assert_leaves(found: list[Generation]) -> None:
     for each in found:
         parents = [round_.tree.parents.tolist() for round_ in each.rounds]
         assert parents[0] == [-1, 0, 0, 0, 0]
+        assert {round_.drafted_depths for round_ in each.rounds[:-1]} == {1}
         # The last token needs no draft.
         assert all(rows in ([-1, 0, 0, 0, 0], [-1]) for rows in parents)
 
