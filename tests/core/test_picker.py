@@ -286,8 +286,7 @@ def test_logits_that_are_not_finite_are_refused(value: float) -> None:
     for fields in ({}, {"temperature": 1.0}):
         with pytest.raises(NonFiniteLogitsError, match="a row of logits"):
             picker(**fields).pick(row, [])
-    with pytest.raises(NonFiniteLogitsError, match="row 1"):
-        argmax_rows(torch.stack((torch.zeros(VOCAB), row)))
+    assert argmax_rows(torch.stack((torch.zeros(VOCAB), row))) == [0, None]
     with pytest.raises(NonFiniteLogitsError, match="logits_processor"):
         picker(logits_processor=lambda p, g, r: row).pick(torch.zeros(VOCAB), [])
 
@@ -303,8 +302,7 @@ def test_a_dead_end_is_named() -> None:
         picker(vocab=2, eos=[0], min_new_tokens=1, bad_words=((1,),)).pick(torch.zeros(2), [])
     with pytest.raises(NoAllowedTokenError, match="every logit of the target"):
         picker().pick(torch.full((VOCAB,), -math.inf), [])
-    with pytest.raises(NonFiniteLogitsError, match="-inf"):
-        argmax_rows(torch.full((1, VOCAB), -math.inf))
+    assert argmax_rows(torch.full((1, VOCAB), -math.inf)) == [None]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ BAD = [
     ("top_p", NAN, "finite"),
     ("min_p", -0.01, "at least 0"),
     ("min_p", 1.1, "at most 1"),
-    ("repetition_penalty", 0.0, "above 0"),
+    ("repetition_penalty", 0.0, "at least 1e-06"),
     ("repetition_penalty", INF, "finite"),
     ("frequency_penalty", 2.5, "at least -2 and at most 2"),
     ("presence_penalty", -2.5, "at least -2 and at most 2"),

@@ -15,7 +15,7 @@ from time import perf_counter
 from jetflow_tree import Accepted, Tree, lazy_walk
 
 from jetflow_core.ending import Ending
-from jetflow_core.picker import Pick, TokenPicker, argmax_rows
+from jetflow_core.picker import NonFiniteLogitsError, Pick, TokenPicker, argmax_rows
 from jetflow_core.protocols import Drafter, Phases, RowOutput, TargetSession, TreePlanner
 from jetflow_core.stopping import FinishReason
 
@@ -47,14 +47,19 @@ class Round:
     accepted: Accepted
     picks: tuple[Pick, ...]
     """Tokens committed by this round; a stop token is the last and included."""
-    text: str
-    """Text that became certain in this round."""
+    pieces: tuple[str, ...]
+    """Text that each of ``picks`` made certain; the very last one also gives what was held back."""
     finish: FinishReason | None
     """None while the request goes on."""
     phases: Phases
     """Seconds of the pass that this round shared with its batch."""
     drafted_depths: int
     """Depths that the drafter offered; 0 in a plain step."""
+
+    @property
+    def text(self) -> str:
+        """Text of this round; joined over all rounds it is the text of the request."""
+        return "".join(self.pieces)
 
 
 @dataclass(slots=True)
@@ -90,7 +95,7 @@ def decode(
     """Rounds of all requests until each has finished; at most ``num_slots`` run at a time.
 
     Args:
-        requests: in order of admission.
+        requests: in order of admission; one that asks for no token has no round.
         session: the target; its slots 0..num_slots-1 are used and released.
         drafter: proposes candidates for the same slots.
         planner: decides depth and trees.
@@ -102,10 +107,16 @@ def decode(
 
     Raises:
         ContextTooLong: before any work, if a prompt fills the target's context.
+        NonFiniteLogitsError: the walk of a request came to a row that is not finite; the message
+            names both.
     """
     check_prompts(requests, context_length)
     planner.begin()
-    waiting = list(enumerate(requests))[::-1]
+    waiting = [
+        (index, request)
+        for index, request in enumerate(requests)
+        if request.picker.params.max_new_tokens > 0
+    ][::-1]
     running: dict[int, _Running] = {}
     try:
         while waiting or running:
@@ -187,7 +198,7 @@ def _one_pass(
     planner.learn(trees, accepted, phases)
     offered = [draft.depth for draft in drafts] or [0] * len(slots)
     return [
-        (slot, Round(r.index, tree, kept, tuple(walk.picks), "".join(walk.text), walk.finish,
+        (slot, Round(r.index, tree, kept, tuple(walk.picks), tuple(walk.pieces), walk.finish,
                      phases, deep))
         for slot, r, tree, kept, walk, deep in zip(
             slots, active, trees, accepted, walks, offered, strict=True
@@ -221,7 +232,7 @@ class _Walk:
         self._history = list(running.generated)
         self._ready = argmax_rows(output.logits) if running.picker.plain_argmax else None
         self.picks: list[Pick] = []
-        self.text: list[str] = []
+        self.pieces: list[str] = []
         self.finish: FinishReason | None = None
 
     def accept(self) -> Accepted:
@@ -230,18 +241,25 @@ class _Walk:
         return Accepted(walk.nodes, walk.tokens, self.picks[-1].token)
 
     def _pick(self, row: int) -> int:
-        if self._ready is not None:
-            pick = Pick(self._ready[row])
-        else:
-            pick = self._running.picker.pick(self._logits[row], self._history)
+        ready = None if self._ready is None else self._ready[row]
+        pick = self._picked(row) if ready is None else Pick(ready)
         self._history.append(pick.token)
         self.picks.append(pick)
         self.finish = self._end()
         return _NO_TOKEN if self.finish else pick.token
 
+    def _picked(self, row: int) -> Pick:
+        try:
+            return self._running.picker.pick(self._logits[row], self._history)
+        except NonFiniteLogitsError as error:
+            raise NonFiniteLogitsError(
+                f"request {self._running.index}, row {row} of a tree of {self._tree.num_nodes}: "
+                f"{error}"
+            ) from error
+
     def _end(self) -> FinishReason | None:
-        found, delta = self._running.ending.feed(self._history)
-        self.text.append(delta)
+        found, piece = self._running.ending.feed(self._history)
         if found is None and len(self._history) >= self._running.limit:
-            return "length"
+            found = "length"
+        self.pieces.append(piece if found is None else piece + self._running.ending.flush())
         return found

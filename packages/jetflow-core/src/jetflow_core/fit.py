@@ -28,8 +28,22 @@ def tokenizer_fingerprint(tokenizer: Vocabulary) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def check_taps(head: LoadedHead, target: Target) -> None:
+    """Compares the layers whose outputs the head reads with those that the target hands out.
+
+    Raises:
+        HeadMismatch: other layers, or another order; with both.
+    """
+    wanted, found = head.config.target_layer_ids, target.taps
+    if wanted != found:
+        raise HeadMismatch(
+            f"the head at {head.path} reads the target's layers {list(wanted)} in this order; "
+            f"this target is tapped at {list(found)}"
+        )
+
+
 def check_fit(head: LoadedHead, target: Target) -> None:
-    """Compares what the head says of its target with the target at hand.
+    """Compares what the head says of its target with the target at hand, its taps left out.
 
     Raises:
         HeadMismatch: naming what differs, with both values.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -144,7 +145,7 @@ class TokenPicker:
 
         Raises:
             ValueError: The row is not `[V]`.
-            NonFiniteLogitsError: The row, or what `logits_processor` made of it, holds NaN or
+            NonFiniteLogitsError: The row, or what the request's steps made of it, holds NaN or
                 +inf.
             NoAllowedTokenError: No token is allowed.
         """
@@ -175,8 +176,14 @@ class TokenPicker:
     def _allowed(self, row: Tensor, generated: Sequence[int]) -> Tensor:
         """The row after steps 2 to 6, if it leaves any token."""
         processed = self._processed(row, generated)
-        if not bool(processed.max() > warp.FORBIDDEN):
+        peak = float(processed.max())
+        if peak == warp.FORBIDDEN:
             raise NoAllowedTokenError(self._dead_end(generated))
+        # A finite row may still overflow, and an endless logit would count as a forbidden one.
+        if not math.isfinite(peak):
+            raise NonFiniteLogitsError(
+                f"penalties and logit_bias take a logit past the range of {processed.dtype}"
+            )
         return processed
 
     def _law(self, row: Tensor) -> _Law:
@@ -250,20 +257,18 @@ class TokenPicker:
         )
 
 
-def argmax_rows(logits: Tensor) -> list[int]:
+def argmax_rows(logits: Tensor) -> list[int | None]:
     """The first index of the largest logit of each row `[N, V]`, with one transfer to the host.
 
-    Raises:
-        NonFiniteLogitsError: A row holds NaN or +inf, or nothing but -inf.
+    None stands for a row that has no best token: it holds NaN or +inf, or nothing but -inf. Only
+    who needs that row has to mind; `TokenPicker.pick` says what is wrong with it.
     """
     peaks, ids = logits.max(dim=-1)
     values, tokens = torch.stack((peaks.double(), ids.double())).tolist()
-    for index, value in enumerate(values):
-        if not -float("inf") < value < float("inf"):
-            raise NonFiniteLogitsError(
-                f"row {index} of the logits has the maximum {value}; it must be finite"
-            )
-    return [int(token) for token in tokens]
+    return [
+        int(token) if math.isfinite(value) else None
+        for value, token in zip(values, tokens, strict=True)
+    ]
 
 
 def _first_best(row: Tensor) -> int:

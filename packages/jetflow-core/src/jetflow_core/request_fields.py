@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from jetflow_core.sampling import SamplingParams, TextEncoder, bad_word_ids
+from jetflow_core.sampling import SamplingParams, TextEncoder, bad_word_ids, is_integer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +53,22 @@ def from_mapping(values: Mapping[str, Any], tokenizer: TextEncoder | None = None
                 f"{spelt[target]} = {asked[target]!r} and {name} = {value!r} contradict each other"
             )
         asked[target], spelt[target] = value, name
-    return SamplingParams(**asked)
+    return _made(asked, spelt)
+
+
+def _made(asked: Mapping[str, Any], spelt: Mapping[str, str]) -> SamplingParams:
+    """The parameters; what is wrong with them is told in the names that the request used."""
+    least, most = asked.get("min_new_tokens", 0), SamplingParams().max_new_tokens
+    if "max_new_tokens" not in asked and is_integer(least) and least > most:
+        raise ValueError(
+            f"{spelt['min_new_tokens']} = {least} needs a max_tokens of at least as many: "
+            f"without one an answer ends after {most} tokens"
+        )
+    try:
+        return SamplingParams(**asked)
+    except ValueError as error:
+        told = re.sub(r"\w+", lambda word: spelt.get(word[0], word[0]), str(error))
+        raise ValueError(told) from error
 
 
 def fields_table() -> str:
@@ -71,7 +87,8 @@ def _target(name: str, value: Any) -> str | None:
         return name
     rule = OPENAI_FIELDS.get(name)
     if rule is None:
-        near = difflib.get_close_matches(name, [*_OWN, *OPENAI_FIELDS])
+        known = dict.fromkeys((*_OWN, *OPENAI_FIELDS))
+        near = difflib.get_close_matches(name, list(known))
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"unknown sampling field {name!r}{hint}")
     if rule.kind == "honoured":
@@ -105,7 +122,7 @@ def _converted(target: str, name: str, value: Any, tokenizer: TextEncoder | None
     if target == "top_k" and type(value) is int and value == -1:
         return 0
     if target == "logit_bias" and isinstance(value, Mapping):
-        return {_token_key(key): bias for key, bias in value.items()}
+        return _joined_bias(name, value)
     if target == "bad_words" and isinstance(value, list | tuple):
         words = [word for word in value if isinstance(word, str)]
         if words and len(words) == len(value):
@@ -113,6 +130,18 @@ def _converted(target: str, name: str, value: Any, tokenizer: TextEncoder | None
                 raise ValueError(f"{name} as strings needs a tokenizer, got {value!r} without one")
             return bad_word_ids(words, tokenizer)
     return value
+
+
+def _joined_bias(name: str, biases: Mapping[Any, Any]) -> dict[Any, Any]:
+    joined: dict[Any, Any] = {}
+    for key, bias in biases.items():
+        token = _token_key(key)
+        if joined.setdefault(token, bias) != bias:
+            raise ValueError(
+                f"{name} spells token {token} in two ways that contradict each other: "
+                f"{joined[token]!r} and {bias!r}"
+            )
+    return joined
 
 
 def _token_key(key: Any) -> Any:

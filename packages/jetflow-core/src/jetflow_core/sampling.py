@@ -20,6 +20,8 @@ It may change the tensor it is given. A tree asks it about branches that are lat
 its answer must follow from its arguments alone."""
 
 MAX_SEED = 2**64 - 1
+# Farther than anybody needs, and near enough that no logit overflows float32.
+MAX_BIAS, MAX_PENALTY = 1e30, 1e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +46,13 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this many times as probable as the best one, 0 to 1; 0 keeps all."""
     repetition_penalty: float = 1.0
-    """Above 0. Tokens of the prompt or the answer: positive logits divided, others multiplied."""
+    """1e-6 to 1e6. Tokens of prompt or answer: positive logits divided, others multiplied."""
     frequency_penalty: float = 0.0
     """-2 to 2. Subtracted once for each time a token is in the answer so far."""
     presence_penalty: float = 0.0
     """-2 to 2. Subtracted once if a token is in the answer so far."""
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """Added to the logits of these token ids; finite."""
+    """Added to the logits of these token ids; -1e30 to 1e30, which a float32 logit can take."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not appear in the answer (see `bad_word_ids` for strings)."""
     min_new_tokens: int = 0
@@ -74,7 +76,7 @@ class SamplingParams:
         _integer(self, "top_k", 0)
         _real(self, "top_p", 0.0, 1.0, open_low=True)
         _real(self, "min_p", 0.0, 1.0)
-        _real(self, "repetition_penalty", 0.0, math.inf, open_low=True)
+        _real(self, "repetition_penalty", 1 / MAX_PENALTY, MAX_PENALTY)
         _real(self, "frequency_penalty", -2.0, 2.0)
         _real(self, "presence_penalty", -2.0, 2.0)
         _set(self, "logit_bias", _checked_bias(self.logit_bias))
@@ -161,6 +163,14 @@ def _integer(
     _set(params, name, int(value))
 
 
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # A whole number that no float reaches.
+        return False
+
+
 def _real(
     params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False
 ) -> None:
@@ -170,7 +180,7 @@ def _real(
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if (
         not number
-        or not math.isfinite(value)
+        or not _is_finite(value)
         or not low <= value <= high
         or (open_low and value == low)
     ):
@@ -186,10 +196,14 @@ def _checked_bias(bias: object) -> dict[int, float]:
             raise ValueError(f"logit_bias: token ids are whole numbers >= 0, got {token!r}")
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             raise ValueError(f"logit_bias[{token}] must be a finite number, got {value!r}")
-        if not math.isfinite(value):
+        if not _is_finite(value):
             raise ValueError(
                 f"logit_bias[{token}] must be a finite number, got {value!r} "
                 "(to forbid a token put it in bad_words)"
+            )
+        if not -MAX_BIAS <= float(value) <= MAX_BIAS:
+            raise ValueError(
+                f"logit_bias[{token}] must be from {-MAX_BIAS:g} to {MAX_BIAS:g}, got {value!r}"
             )
     return {int(token): float(value) for token, value in bias.items()}
 

@@ -1,6 +1,6 @@
 """The cached state of requests on a target: prefill, verify a tree, commit a path."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,8 +9,9 @@ from jetflow_tree import Tree, ancestor_matrix
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jetflow_core.attention import Pass
+from jetflow_core.attention import Layout, Pass
 from jetflow_core.cache import KVCache
+from jetflow_core.guarded import GuardedLayout
 from jetflow_core.layouts import BatchedLayout, Segment, SlotwiseLayout
 from jetflow_core.rows import RowOutput
 from jetflow_core.target import Target
@@ -130,7 +131,7 @@ class CachedSession:
 
         Returns:
             For each slot, logits and features of all rows of its tree. They are views of one
-            tensor of the pass.
+            tensor of the pass. A row that is not finite changes no row that does not see it.
 
         Raises:
             ValueError: Slots repeat or are out of range, a tree has more than `max_rows` rows,
@@ -149,6 +150,8 @@ class CachedSession:
         )
         visible = [torch.from_numpy(ancestor_matrix(tree)) for tree in trees]
         hidden, features = self._run(slots, visible, tokens, positions)
+        if len(tokens) > len(trees) and not bool(hidden.isfinite().all()):
+            self._guard(slots, visible, tokens, positions, hidden, features)
         logits = self.target.logits(hidden)
         for slot, tree in zip(slots, trees, strict=True):
             self._parents[slot] = tree.parents
@@ -197,12 +200,33 @@ class CachedSession:
         self._lengths[slot] = start + count
         return features
 
+    def _guard(
+        self,
+        slots: Sequence[int],
+        visible: Sequence[Tensor],
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        hidden: Tensor,
+        features: Tensor,
+    ) -> None:
+        """Runs again, in place, the slots in which a row that is not finite may have spread."""
+        finite = hidden.isfinite().all(dim=1).cpu()
+        stop = 0
+        for slot, seen in zip(slots, visible, strict=True):
+            rows = slice(stop, stop + len(seen))
+            stop = rows.stop
+            if len(seen) > 1 and not bool(finite[rows].all()):
+                hidden[rows], features[rows] = self._run(
+                    [slot], [seen], tokens[rows], positions[rows], GuardedLayout
+                )
+
     def _run(
         self,
         slots: Sequence[int],
         visible: Sequence[Tensor],
         tokens: NDArray[np.int64],
         positions: NDArray[np.int64],
+        layout: Callable[[KVCache, Sequence[Segment], int], Layout] | None = None,
     ) -> tuple[Tensor, Tensor]:
         segments = [
             Segment(slot=slot, start=self._lengths[slot], visible=rows)
@@ -210,12 +234,12 @@ class CachedSession:
         ]
         # On a CPU nothing is gained by one call for all slots, and padding costs.
         batched = len(segments) > 1 and self.target.device.type != "cpu"
-        layout = BatchedLayout if batched else SlotwiseLayout
+        chosen = layout or (BatchedLayout if batched else SlotwiseLayout)
         device = self.target.device
         return self.target.run(
             torch.from_numpy(tokens).to(device),
             torch.from_numpy(positions).to(device),
-            Pass(layout(self.cache, segments, self.target.num_heads)),
+            Pass(chosen(self.cache, segments, self.target.num_heads)),
         )
 
     def _check_slot(self, slot: int) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from jetflow_core.decode import Round
-from jetflow_core.ending import Ending
 from jetflow_core.engine import Engine, TreeOptions
 from jetflow_core.picker import Pick
 from jetflow_core.reports.tau import WrittenText
@@ -49,10 +48,7 @@ class _Collector:
     """A run while it goes on."""
 
     prompt: tuple[int, ...]
-    ending: Ending
     show: Show
-    pieces: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -62,29 +58,22 @@ class _Collector:
             self.prefill_seconds = seconds - result.phases.total
         self.rounds.append(result)
         self.seconds += seconds
-        for index, pick in enumerate(result.picks):
-            self.tokens.append(pick.token)
-            # The round's own text does not say which token gave which part of it.
-            _, piece = self.ending.feed(self.tokens)
-            self._put(piece, index < len(result.accepted.nodes))
+        for index, piece in enumerate(result.pieces):
+            if piece:
+                self.show(piece, index < len(result.accepted.nodes))
 
     def finish(self, reason: FinishReason) -> Run:
-        self._put(self.ending.flush(), False)
+        picks = tuple(pick for r in self.rounds for pick in r.picks)
         return Run(
             prompt=self.prompt,
-            tokens=tuple(self.tokens),
-            text="".join(self.pieces),
+            tokens=tuple(pick.token for pick in picks),
+            text="".join(r.text for r in self.rounds),
             finish=reason,
-            picks=tuple(pick for r in self.rounds for pick in r.picks),
+            picks=picks,
             rounds=tuple(self.rounds),
             prefill_seconds=self.prefill_seconds,
             seconds=self.seconds,
         )
-
-    def _put(self, piece: str, accepted: bool) -> None:
-        if piece:
-            self.pieces.append(piece)
-            self.show(piece, accepted)
 
 
 def quietly(_piece: str, _accepted: bool) -> None:
@@ -110,10 +99,10 @@ def run_prompts(
     Raises:
         ValueError: a prompt or an option does not fit; before the first piece of any prompt.
     """
-    if params.max_new_tokens == 0:
-        yield from (_collector(engine, prompt, params, show).finish("length") for prompt in prompts)
-        return
     rounds = engine.rounds(prompts, [params] * len(prompts), options)
+    if params.max_new_tokens == 0:
+        yield from (_Collector(prompt, show).finish("length") for prompt in prompts)
+        return
     running: _Collector | None = None
     while True:
         start = perf_counter()
@@ -121,15 +110,8 @@ def run_prompts(
         seconds = perf_counter() - start
         if result is None:
             return
-        running = running or _collector(engine, prompts[result.request], params, show)
+        running = running or _Collector(prompts[result.request], show)
         running.add(result, seconds)
         if result.finish is not None:
             yield running.finish(result.finish)
             running = None
-
-
-def _collector(
-    engine: Engine, prompt: tuple[int, ...], params: SamplingParams, show: Show
-) -> _Collector:
-    target = engine.target
-    return _Collector(prompt, Ending(params, target.eos_token_ids, target.tokenizer), show)

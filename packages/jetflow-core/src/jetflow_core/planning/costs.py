@@ -69,6 +69,28 @@ class StepCosts:
         }
 
 
+class LearntCosts(StepCosts):
+    """Costs of steps that nobody could try out: a guess, until a few of them were timed.
+
+    Args:
+        guess: seconds of a step of any size.
+    """
+
+    _TRIALS = 3
+
+    def __init__(self, guess: float) -> None:
+        super().__init__([1], [guess])
+        self._timed: list[float] = []
+
+    def follow(self, size: int, seconds: float) -> None:
+        """Takes one timed step; of the first few the fastest is the cost, as in `measure_steps`."""
+        if len(self._timed) >= self._TRIALS:
+            super().follow(size, seconds)
+            return
+        self._timed.append(seconds)
+        self._seconds = [min(self._timed)]
+
+
 def measure_steps(step: Callable[[int], None], sizes: Sequence[int], *, repeats: int) -> StepCosts:
     """Times ``step`` at growing sizes.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jetflow_tree import Tree
 
-from jetflow_core.planning.costs import StepCosts, measure_steps
+from jetflow_core.planning.costs import LearntCosts, StepCosts, measure_steps
 from jetflow_core.protocols import Drafter, TargetSession
 
 _CPU_ROWS = (1, 4, 8, 16, 32)
@@ -18,7 +18,12 @@ _FANOUT = 8
 
 
 def measured_costs(
-    session: TargetSession, drafter: Drafter, *, device_type: str, context_length: int
+    session: TargetSession,
+    drafter: Drafter | None,
+    *,
+    device_type: str,
+    context_length: int,
+    vocab_size: int,
 ) -> tuple[StepCosts, StepCosts]:
     """Costs of a draft by depth and of a pass by rows, at a short context.
 
@@ -26,17 +31,22 @@ def measured_costs(
 
     Args:
         session: the target, slot 0 free.
-        drafter: drafts for the same slot.
+        drafter: drafts for the same slot, and forgets it; None: drafts are not timed here, their
+            cost is learnt from those of real rounds.
         device_type: "cpu" or another; a GPU is measured at more sizes.
         context_length: most tokens of a request; the measurement stays below.
+        vocab_size: the target's tokens are below it.
     """
-    prompt = [1] * max(2, min(_CONTEXT, context_length - 2))
+    trees = _trees(device_type, context_length, vocab_size)
+    deepest = max(tree.max_depth for tree in trees.values())
+    prompt = [0] * max(1, min(_CONTEXT, context_length - deepest))
     features = session.prefill(0, prompt).features
-    drafter.begin(0, prompt)
-    drafter.observe(0, prompt[:-1], features)
-    rows: Sequence[int] = _CPU_ROWS if device_type == "cpu" else _GPU_ROWS
     try:
-        verify = measure_steps(lambda n: _pass(session, n), rows, repeats=3)
+        verify = measure_steps(lambda rows: _pass(session, trees[rows]), list(trees), repeats=3)
+        if drafter is None:
+            return LearntCosts(guess=verify.at(1)), verify
+        drafter.begin(0, prompt)
+        drafter.observe(0, prompt[:-1], features)
         depths = sorted({*(d for d in _DEPTHS if d < drafter.max_depth), drafter.max_depth})
         draft = measure_steps(lambda depth: _draft(drafter, depth), depths, repeats=3)
     finally:
@@ -44,14 +54,24 @@ def measured_costs(
     return draft, verify
 
 
-def _pass(session: TargetSession, rows: int) -> None:
+def _trees(device_type: str, context_length: int, vocab_size: int) -> dict[int, Tree]:
+    """Trees by their rows, as far as the vocabulary and the context have room for them."""
+    sizes: Sequence[int] = _CPU_ROWS if device_type == "cpu" else _GPU_ROWS
+    trees = {rows: _bush(rows, min(_FANOUT, vocab_size)) for rows in sizes}
+    return {rows: tree for rows, tree in trees.items() if tree.max_depth < context_length}
+
+
+def _bush(rows: int, fanout: int) -> Tree:
     # Any shape costs the same; this one needs few tokens and few positions.
     row = np.arange(rows) - 1
-    bush = Tree.from_parents(row % _FANOUT, row // _FANOUT)
-    output = session.verify([0], [bush])[0]
+    return Tree.from_parents(row % fanout, row // fanout)
+
+
+def _pass(session: TargetSession, tree: Tree) -> None:
+    output = session.verify([0], [tree])[0]
     # Reading the result waits for the device.
     output.logits.argmax(-1).tolist()
 
 
 def _draft(drafter: Drafter, depth: int) -> None:
-    drafter.propose([0], [1], depth)
+    drafter.propose([0], [0], depth)
