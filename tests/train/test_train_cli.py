@@ -116,7 +116,7 @@ def test_the_packages_own_command_says_one_line_too(capsys: pytest.CaptureFixtur
 
 
 def test_a_horizon_names_its_options() -> None:
-    with pytest.raises(ValueError, match="--max-minutes.*--max-steps"):
+    with pytest.raises(ValueError, match=r"--max-minutes.*--max-steps"):
         Horizon()
 
 

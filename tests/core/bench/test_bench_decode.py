@@ -134,7 +134,6 @@ def test_figures_are_pooled_as_by_hand() -> None:
     found = [
         Configuration("plain", "plain", 1, None),
         Configuration("tree-4", "tree", 4, 0),
-        Configuration("chain", "chain", 4, 0),
     ]
     samples = {
         "plain": [_sample([[1] * 10], [(0.0, 10.0), (0.0, 20.0), (0.0, 12.0)]),

@@ -1,4 +1,4 @@
-"""Folders that are no target: one line that names the folder, no code of theirs, nothing printed."""
+"""Folders that are no target: one line that names the folder, and no code of theirs runs."""
 
 from __future__ import annotations
 

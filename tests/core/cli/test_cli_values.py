@@ -220,4 +220,14 @@ def test_benchmarks_without_the_command_say_one_line_too(
 
 def test_the_help_says_what_is_measured_and_which_budgets(jetflow: Call) -> None:
     assert "and kernels" not in jetflow("bench", "--help")[1]
-    assert "1 to 256" in " ".join(jetflow("generate", "--help")[1].split())
+    words = " ".join(jetflow("generate", "--help")[1].split())
+    for text in ("1 to 256", "tau = new tokens / rounds", "are green"):
+        assert text in words
+
+
+def test_no_header_is_cut_at_80_columns(jetflow: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = jetflow("bench", "tree", "--repeats", "1", "--budgets", "256")
+    assert (code, err) == (0, "")
+    assert "\u2026" not in out
+    assert "median" in out

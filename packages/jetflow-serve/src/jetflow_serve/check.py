@@ -36,7 +36,10 @@ def check_hooks(vllm: InstalledVllm | None = None) -> list[MissingHook]:
     """
     vllm = vllm or find_vllm()
     if vllm is None:
-        raise VllmNotUsable("vLLM is not installed here; install jetflow-serve[vllm]")
+        raise VllmNotUsable(
+            "vLLM is not installed here; install jetflow-serve[vllm], or in a clone of the "
+            "repository: uv run --all-packages --extra vllm jetflow serve check"
+        )
     if vllm.line not in HOOKS:
         raise VllmNotUsable(
             f"vLLM {vllm.version} is not supported; supported are {', '.join(HOOKS)}"

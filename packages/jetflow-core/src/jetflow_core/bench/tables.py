@@ -28,7 +28,10 @@ def decode_tables(report: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _table(title: str, first: str, numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    # Narrow enough for 80 columns: rich cuts headers that do not fit.
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column(first, no_wrap=True)
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)

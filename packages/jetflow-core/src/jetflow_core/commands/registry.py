@@ -9,8 +9,9 @@ A package adds a command by an entry point of the group ``jetflow.commands``:
 A dot in the name makes a group: every package may add to ``bench``, and a group shows only what is
 installed. The object is a function with annotations as cyclopts reads them; what it returns is the
 exit code (None: 0). It is imported when the command runs and not before. The front page of the
-help is made from the first line of the function's docstring, read from the source file without
-importing it, so that ``jetflow --help`` stays instant whatever a command's module imports.
+help is made from the first line of the function's docstring, and the command's own help from all
+of it up to the arguments, both read from the source file without importing it, so that
+``jetflow --help`` stays instant whatever a command's module imports.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def build_app(commands: Iterable[EntryPoint] | None = None) -> App:
     for command in sorted(found, key=lambda entry: entry.name):
         *groups, name = command.name.split(".")
         group = _group(app, groups)
-        group.command(command.value, name=name, help=summary(command.value))
+        group.command(command.value, name=name, help=description(command.value))
     return app
 
 
@@ -77,6 +78,15 @@ def _group(app: App, names: list[str]) -> App:
 
 def summary(reference: str) -> str:
     """First docstring line of ``module:function``, read without importing; "" if it has none."""
+    return description(reference).partition("\n")[0]
+
+
+def description(reference: str) -> str:
+    """Docstring of ``module:function`` up to its arguments, a line a paragraph, not imported.
+
+    Returns:
+        "" if it has none.
+    """
     module, _, name = reference.partition(":")
     source = _source(module)
     if source is None:
@@ -84,7 +94,8 @@ def summary(reference: str) -> str:
     tree = ast.parse(source.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
+            text = (ast.get_docstring(node) or "").partition("\n\nArgs:")[0]
+            return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
     return ""
 
 
