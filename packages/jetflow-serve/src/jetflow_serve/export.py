@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jetflow_core.head.checkpoint import LoadedHead, load_head
 from jetflow_core.head.config import HeadConfig
+from jetflow_core.head.published import write_config
 from safetensors.torch import save_file
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -71,34 +72,10 @@ def export_for_vllm(head_dir: str | Path, out_dir: str | Path, *, dtype: str = "
 
 
 def vllm_config(config: HeadConfig) -> dict[str, Any]:
-    """The config.json of an exported head."""
-    return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "qwen3",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "max_position_embeddings": config.max_position_embeddings,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "layer_types": ["full_attention"] * config.num_layers,
-        "tie_word_embeddings": False,
-        "block_size": config.block_size,
-        "num_target_layers": config.num_target_layers,
-        # causal_head is what other readers of this layout look for; vLLM ignores it.
-        "dflash_config": {
-            "mask_token_id": config.mask_token_id,
-            "target_layer_ids": list(config.target_layer_ids),
-            "causal": config.causal,
-            "causal_head": config.causal,
-        },
-    }
+    """The config.json of an exported head: ours without what only we read."""
+    raw = write_config(config)
+    del raw["jetflow"], raw["dflash_config"]["draft_shift"]
+    return raw | {"architectures": [ARCHITECTURE], "tie_word_embeddings": False}
 
 
 def _refuse_what_vllm_lacks(loaded: LoadedHead) -> None:

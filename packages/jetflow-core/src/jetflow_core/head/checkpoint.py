@@ -12,23 +12,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from jetflow_core.head.config import HeadConfig, HeadConfigError
+from jetflow_core.head.config import HeadConfig
+from jetflow_core.head.folder import (
+    CONFIG,
+    WEIGHTS,
+    HeadLoadError,
+    check_replaceable,
+    read_json,
+    read_tensors,
+)
 from jetflow_core.head.model import DraftHead
-from jetflow_core.head.published import parse_config, write_config
-from jetflow_core.head.storage import dequantize_rows, quantize_rows
+from jetflow_core.head.published import own_section, parse_config, write_config
+from jetflow_core.head.storage import FLOATING, quantize_rows
+from jetflow_core.head.values import HeadConfigError, listed, mapping, real, text
 
-
-class HeadLoadError(ValueError):
-    """A head's directory cannot be read; the message names the file and what is wrong with it."""
+__all__ = ["HeadInfo", "HeadLoadError", "LoadedHead", "load_head", "read_config", "save_head"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadInfo:
-    """What a head says of its own making; every field may be absent in an imported head."""
+    """What a head says of its own making; every field may be absent in an imported head.
+
+    Raises:
+        HeadConfigError: on construction, naming a field that is of the wrong kind or out of range.
+    """
 
     target: str | None = None
     """Name of the target it was trained for."""
@@ -37,6 +47,14 @@ class HeadInfo:
     top1_by_depth: tuple[float, ...] = ()
     """Share of positions at which each depth's best token was the target's, at training time."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("target", "tokenizer_sha256"):
+            if getattr(self, name) is not None:
+                text(name, getattr(self, name))
+        for share in listed("top1_by_depth", self.top1_by_depth):
+            real("top1_by_depth: each", share, 0.0, 1.0)
+        mapping("provenance", self.provenance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +82,17 @@ def load_head(
         device: where the weights go.
 
     Raises:
-        HeadLoadError: a file is missing, cut short, or holds other tensors than the config says.
+        HeadLoadError: a file is missing, cut short, or holds other tensors than the config says,
+            or a weight is not finite, as it is stored or in ``dtype``.
         HeadConfigError: the config asks for what is not supported.
+        ValueError: ``dtype`` is not one of those that weights have.
     """
+    if dtype not in FLOATING:
+        raise ValueError(f"dtype {dtype} is not one of {', '.join(map(str, FLOATING))}")
     folder = Path(path)
     config, info = read_config(folder)
-    tensors = dequantize_rows(_read_tensors(folder))
-    head = _assemble(config, tensors, folder).to(device=device, dtype=dtype)
+    head = _assemble(config, read_tensors(folder), folder).to(device=device, dtype=dtype)
+    _check_finite(head.state_dict(), f"{folder}: as {dtype}")
     return LoadedHead(head=head.eval().requires_grad_(False), info=info, path=folder)
 
 
@@ -83,20 +105,14 @@ def read_config(folder: Path) -> tuple[HeadConfig, HeadInfo]:
     """
     if not folder.is_dir():
         raise HeadLoadError(f"no head at {folder}: the folder does not exist")
-    file = folder / "config.json"
+    file = folder / CONFIG
     if not file.is_file():
-        raise HeadLoadError(f"no head at {folder}: config.json is missing")
+        raise HeadLoadError(f"no head at {folder}: {CONFIG} is missing")
+    raw = read_json(file)
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise HeadLoadError(f"{file} is no JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise HeadLoadError(f"{file} holds {type(raw).__name__}, expected a mapping")
-    try:
-        config = parse_config(raw)
+        return parse_config(raw), _info(own_section(raw))
     except HeadConfigError as error:
         raise HeadConfigError(f"{file}: {error}") from error
-    return config, _read_info(raw.get("jetflow") or {}, file)
 
 
 def save_head(
@@ -104,7 +120,8 @@ def save_head(
 ) -> Path:
     """Writes ``head`` as a directory that ``load_head`` reads; returns its path.
 
-    The directory appears under its name only once complete, and replaces one that is there.
+    The directory appears under its name only once complete, and replaces a head that is there;
+    it never replaces anything else.
 
     Args:
         path: the directory to write.
@@ -113,9 +130,11 @@ def save_head(
         eight_bit: store matrices as one byte a weight (see ``storage``).
 
     Raises:
-        ValueError: a weight is not finite; nothing is written.
+        ValueError: a weight is not finite, or something else than a head is at
+            ``path``; nothing is written and nothing is lost.
     """
     target = Path(path)
+    check_replaceable(target)
     tensors = {name: tensor.detach().float().cpu().contiguous()
                for name, tensor in head.state_dict().items()}  # fmt: skip
     for name, tensor in tensors.items():
@@ -131,8 +150,8 @@ def save_head(
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        save_file(quantize_rows(tensors) if eight_bit else tensors, scratch / "model.safetensors")
-        (scratch / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+        save_file(quantize_rows(tensors) if eight_bit else tensors, scratch / WEIGHTS)
+        (scratch / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         scratch.chmod(0o755)
         _replace(scratch, target)
     finally:
@@ -151,42 +170,13 @@ def _replace(scratch: Path, target: Path) -> None:
         os.rename(scratch, target)
 
 
-def _read_info(own: Mapping[str, Any], file: Path) -> HeadInfo:
-    try:
-        return HeadInfo(
-            target=own.get("target"),
-            tokenizer_sha256=own.get("tokenizer_sha256"),
-            top1_by_depth=tuple(float(share) for share in own.get("top1_by_depth") or ()),
-            provenance=own.get("provenance") or {},
-        )
-    except (TypeError, ValueError) as error:
-        raise HeadLoadError(f"{file}: the jetflow section cannot be read: {error}") from error
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
-        try:
-            tensors |= load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise HeadLoadError(f"{file} cannot be read: {error}") from error
-    return tensors
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise HeadLoadError(f"no head at {folder}: model.safetensors is missing")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise HeadLoadError(f"{index} is no index of shards: {error}") from error
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise HeadLoadError(f"{folder} lacks shards that its index names: {', '.join(missing)}")
-    return [folder / name for name in names]
+def _info(own: Mapping[str, Any]) -> HeadInfo:
+    return HeadInfo(
+        target=own.get("target"),
+        tokenizer_sha256=own.get("tokenizer_sha256"),
+        top1_by_depth=listed("top1_by_depth", own.get("top1_by_depth", ())),
+        provenance=own.get("provenance", {}),
+    )
 
 
 def _assemble(config: HeadConfig, tensors: Mapping[str, Tensor], folder: Path) -> DraftHead:
@@ -207,10 +197,15 @@ def _assemble(config: HeadConfig, tensors: Mapping[str, Tensor], folder: Path) -
             raise HeadLoadError(
                 f"{folder}: {name} has shape {tuple(tensors[name].shape)}, the config says {shape}"
             )
-        if not torch.isfinite(tensors[name]).all():
-            raise HeadLoadError(f"{folder}: {name} holds values that are not finite")
+    _check_finite(tensors, str(folder))
     head.load_state_dict(dict(tensors), strict=True, assign=True)
     return head
+
+
+def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise HeadLoadError(f"{where}: {name} holds values that are not finite")
 
 
 def _few(names: list[str]) -> str:

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jetflow_core.head.values import HeadConfigError, flag, positive, shown, whole
 
-class HeadConfigError(ValueError):
-    """A head's description is impossible or asks for something this package does not run."""
+__all__ = ["BOUNDS", "HeadConfig", "HeadConfigError"]
+
+# Far beyond any head, and small enough that no product of two overflows and no tensor of them is
+# made before the files have been looked at.
+BOUNDS = {
+    "hidden_size": (1, 2**20),
+    "intermediate_size": (1, 2**22),
+    "num_layers": (1, 1024),
+    "num_heads": (1, 2**14),
+    "num_kv_heads": (1, 2**14),
+    "head_dim": (2, 2**14),
+    "vocab_size": (1, 2**24),
+    "block_size": (1, 1024),
+    "num_target_layers": (1, 4096),
+    "max_position_embeddings": (1, 2**31),
+    "path_rank": (0, 2**14),
+    # The path term's table holds the square of it for each depth.
+    "candidates": (1, 1024),
+    "depth_offset_rows": (0, 1024),
+}
+"""Least and most of each whole number of a head's description."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +75,13 @@ class HeadConfig:
     """Learned offsets added to the block's slots; 0 or ``block_size``."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
-            "head_dim", "vocab_size", "num_target_layers",
-            "max_position_embeddings", "candidates",
-        ):  # fmt: skip
-            _at_least(name, getattr(self, name), 1)
-        _at_least("block_size", self.block_size, 1 if self.draft_shift else 2)
-        _at_least("path_rank", self.path_rank, 0)
+        for name in ("causal", "draft_shift", "learned_mask", "normalize_taps"):
+            flag(name, getattr(self, name))
+        for name, (least, most) in BOUNDS.items():
+            whole(name, getattr(self, name), least, most)
+        whole("block_size", self.block_size, 1 if self.draft_shift else 2, BOUNDS["block_size"][1])
+        positive("rms_norm_eps", self.rms_norm_eps, 1.0)
+        positive("rope_theta", self.rope_theta)
         if self.num_heads % self.num_kv_heads:
             raise HeadConfigError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
@@ -75,11 +94,8 @@ class HeadConfig:
                 "a head has either a learned mask vector or a mask_token_id; got "
                 f"learned_mask={self.learned_mask}, mask_token_id={self.mask_token_id}"
             )
-        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
-            raise HeadConfigError(
-                f"mask_token_id {self.mask_token_id} is outside the vocabulary "
-                f"0..{self.vocab_size - 1}"
-            )
+        if self.mask_token_id is not None:
+            whole("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1)
         if self.depth_offset_rows not in (0, self.block_size):
             raise HeadConfigError(
                 f"depth_offset_rows {self.depth_offset_rows} is neither 0 nor block_size "
@@ -87,16 +103,17 @@ class HeadConfig:
             )
 
     def _check_taps(self) -> None:
+        if not isinstance(self.target_layer_ids, tuple):
+            raise HeadConfigError(
+                f"target_layer_ids must be a tuple, got {shown(self.target_layer_ids)}"
+            )
         if not self.target_layer_ids:
             raise HeadConfigError(
                 "target_layer_ids is empty: the config must list the tapped target layers "
                 f"(0..{self.num_target_layers - 1}); they are never guessed"
             )
         for layer in self.target_layer_ids:
-            if not 0 <= layer < self.num_target_layers:
-                raise HeadConfigError(
-                    f"target_layer_ids holds {layer}, allowed are 0..{self.num_target_layers - 1}"
-                )
+            whole("target_layer_ids: each", layer, 0, self.num_target_layers - 1)
         if len(set(self.target_layer_ids)) != len(self.target_layer_ids):
             raise HeadConfigError(f"target_layer_ids repeats a layer: {self.target_layer_ids}")
 
@@ -114,8 +131,3 @@ class HeadConfig:
     def feature_size(self) -> int:
         """Width of the concatenated target features of one token."""
         return len(self.target_layer_ids) * self.hidden_size
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise HeadConfigError(f"{name} must be a whole number >= {least}, got {value!r}")

@@ -1,8 +1,8 @@
 """Reading a head's config.json: the published spellings and our own; the rest is refused.
 
 Published heads of this family (DFlash, JetSpec, NeMo, ASpec) share their tensors but spell their
-options differently; every option is looked up in ``dflash_config`` first and at the top level
-after. Nothing is guessed: an option that changes the result and is unknown here is refused by name.
+options differently (``options`` and ``positions`` know how). Nothing is guessed: a value of the
+wrong kind, and an option that changes the result and is unknown here, is refused by name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jetflow_core.head.config import HeadConfig, HeadConfigError
+from jetflow_core.head.config import BOUNDS, HeadConfig
+from jetflow_core.head.options import SHIFT_NAMES, Options, section
+from jetflow_core.head.positions import read_causal, read_rope_theta
+from jetflow_core.head.values import (
+    HeadConfigError,
+    known_keys,
+    listed,
+    shown,
+    text,
+    whole,
+)
 
 OWN_ARCHITECTURE = "JetFlowDraftHead"
 ARCHITECTURES = (
@@ -21,22 +31,11 @@ ARCHITECTURES = (
     "JetSpecDraftModel",
 )
 OWN_FORMAT = 1
-
-# Option: the values that mean "not in use". Anything else would change the head's output.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "candidate_selector": (None, False),
-    "attention_conv": (None, False),
-    "mlp_conv": (None, False),
-    "markov_rank": (None, 0),
-    "confidence_head": (None, False),
-    "input_embedding_scale": (None, 1, 1.0),
-    "output_multiplier": (None, 1, 1.0),
-    "final_logit_softcapping": (None,),
-    "attention_bias": (None, False),
-    "mlp_bias": (None, False),
-    "quantization_config": (None,),
-    "num_experts": (None, 0),
-}
+_OWN_KEYS = (
+    "format", "learned_mask", "normalize_taps", "path_rank", "candidates", "depth_offset_rows",
+    # what a head says of its making: see ``checkpoint.HeadInfo``
+    "target", "tokenizer_sha256", "top1_by_depth", "provenance",
+)  # fmt: skip
 
 
 def parse_config(raw: Mapping[str, Any]) -> HeadConfig:
@@ -46,46 +45,101 @@ def parse_config(raw: Mapping[str, Any]) -> HeadConfig:
         HeadConfigError: a needed option is absent, has an impossible value, or is one that this
             package does not run; the message names it.
     """
-    options = _Options(raw)
-    _check_architecture(raw)
-    _refuse_unsupported(options)
-    own = raw.get("jetflow") or {}
-    if own and own.get("format") != OWN_FORMAT:
+    if not names_a_head(raw):
         raise HeadConfigError(
-            f"head format {own.get('format')!r} is unknown here; this version reads {OWN_FORMAT}"
+            f"architectures {shown(raw.get('architectures'))} is no draft head known here; "
+            f"known: {', '.join(ARCHITECTURES)}"
         )
-    learned_mask = bool(own.get("learned_mask", False))
-    hidden = options.need("hidden_size")
-    target_hidden = options.get("target_hidden_size")
-    if target_hidden not in (None, hidden):
-        raise HeadConfigError(
-            f"target_hidden_size {target_hidden} differs from the head's hidden_size {hidden}: "
-            "heads with a width adapter (hidden_dim_adapter) are not supported"
-        )
-    heads = options.need("num_attention_heads")
+    options, own = Options(raw), own_section(raw)
+    _refuse_other_widths(options)
+    layers = options.bounded("num_hidden_layers", "num_layers")
+    heads = options.bounded("num_attention_heads", "num_heads")
+    # The kinds and ranges of all that is only passed on here are checked in ``HeadConfig``.
+    learned_mask = own.get("learned_mask", False)
     return HeadConfig(
-        hidden_size=hidden,
+        hidden_size=options.need("hidden_size"),
         intermediate_size=options.need("intermediate_size"),
-        num_layers=options.need("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
-        num_kv_heads=options.get("num_key_value_heads", heads),
-        head_dim=options.get("head_dim") or hidden // heads,
+        num_kv_heads=_kv_heads(options, heads),
+        head_dim=_head_dim(options, heads),
         vocab_size=options.need("vocab_size"),
         block_size=options.need("block_size"),
         num_target_layers=options.need("num_target_layers"),
-        target_layer_ids=tuple(options.need("target_layer_ids")),
-        mask_token_id=None if learned_mask else options.need("mask_token_id"),
-        rms_norm_eps=float(options.get("rms_norm_eps", 1e-6)),
-        rope_theta=_rope_theta(options),
+        target_layer_ids=options.elements("target_layer_ids"),
+        mask_token_id=(
+            options.get("mask_token_id") if learned_mask is True else options.need("mask_token_id")
+        ),
+        rms_norm_eps=1e-6 if (eps := options.get("rms_norm_eps")) is None else eps,
+        rope_theta=read_rope_theta(options),
         max_position_embeddings=options.need("max_position_embeddings"),
-        causal=_causal(options),
-        draft_shift=bool(options.get("draft_shift", options.get("sample_from_anchor", False))),
+        causal=read_causal(options, layers),
+        draft_shift=bool(options.one_flag(SHIFT_NAMES)),
         learned_mask=learned_mask,
-        normalize_taps=bool(own.get("normalize_taps", False)),
+        normalize_taps=own.get("normalize_taps", False),
         path_rank=own.get("path_rank", 0),
         candidates=own.get("candidates", 16),
         depth_offset_rows=own.get("depth_offset_rows", 0),
     )
+
+
+def names_a_head(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is one of a draft head, by its ``architectures``.
+
+    Raises:
+        HeadConfigError: ``architectures`` is no list of names.
+    """
+    named = raw.get("architectures")
+    names = () if named is None else listed("architectures", named)
+    return any(text("architectures", name) in ARCHITECTURES for name in names)
+
+
+def own_section(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is there of the ``jetflow`` section, empty in an imported head.
+
+    Raises:
+        HeadConfigError: it is no mapping, of another format, or holds a key unknown here.
+    """
+    own = section(raw, "jetflow")
+    if not own:
+        return {}
+    if type(own.get("format")) is not int or own["format"] != OWN_FORMAT:
+        raise HeadConfigError(
+            f"head format {shown(own.get('format'))} is unknown here; "
+            f"this version reads {OWN_FORMAT}"
+        )
+    known_keys("jetflow", own, _OWN_KEYS)
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def _kv_heads(options: Options, heads: int) -> int:
+    name = "num_key_value_heads"
+    return heads if options.get(name) is None else options.bounded(name, "num_kv_heads")
+
+
+def _head_dim(options: Options, heads: int) -> int:
+    if options.get("head_dim") is not None:
+        return options.bounded("head_dim")
+    hidden = options.bounded("hidden_size")
+    if hidden % heads:
+        raise HeadConfigError(
+            f"config.json lacks head_dim, and hidden_size {hidden} is no multiple of "
+            f"num_attention_heads {heads}"
+        )
+    return hidden // heads
+
+
+def _refuse_other_widths(options: Options) -> None:
+    for name, like, needs in (
+        ("target_hidden_size", "hidden_size", "a width adapter (hidden_dim_adapter)"),
+        ("draft_vocab_size", "vocab_size", "a vocabulary of their own"),
+    ):
+        value = options.get(name)
+        if value is not None and whole(name, value, *BOUNDS[like]) != options.need(like):
+            raise HeadConfigError(
+                f"{name} {value} differs from {like} {shown(options.need(like))}: "
+                f"heads with {needs} are not supported"
+            )
 
 
 def write_config(config: HeadConfig) -> dict[str, Any]:
@@ -124,86 +178,3 @@ def write_config(config: HeadConfig) -> dict[str, Any]:
             "depth_offset_rows": config.depth_offset_rows,
         },
     }
-
-
-class _Options:
-    """Looks an option up in ``dflash_config``, then at the top level."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        nested = raw.get("dflash_config") or {}
-        if not isinstance(nested, Mapping):
-            raise HeadConfigError(f"dflash_config must be a mapping, got {nested!r}")
-        self._places = (nested, raw)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        for place in self._places:
-            if place.get(name) is not None:
-                return place[name]
-        return default
-
-    def need(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            raise HeadConfigError(f"config.json lacks {name} (also looked for in dflash_config)")
-        return value
-
-
-def _check_architecture(raw: Mapping[str, Any]) -> None:
-    named = raw.get("architectures") or []
-    if not any(name in ARCHITECTURES for name in named):
-        raise HeadConfigError(
-            f"architectures {named} is no draft head known here; known: {', '.join(ARCHITECTURES)}"
-        )
-
-
-def _refuse_unsupported(options: _Options) -> None:
-    for name, neutral in _NEUTRAL.items():
-        value = options.get(name)
-        if value not in neutral:
-            raise HeadConfigError(f"{name}={value!r} is not supported by this version")
-    if options.get("hidden_act", "silu") != "silu":
-        raise HeadConfigError(f"hidden_act {options.get('hidden_act')!r} is not supported: silu")
-    scaling = options.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind != "default":
-        raise HeadConfigError(f"rope_scaling of type {kind!r} is not supported")
-
-
-def _rope_theta(options: _Options) -> float:
-    parameters = options.get("rope_parameters") or {}
-    kind = parameters.get("rope_type", "default")
-    if kind != "default":
-        raise HeadConfigError(f"rope_parameters of type {kind!r} are not supported")
-    return float(parameters.get("rope_theta") or options.need("rope_theta"))
-
-
-def _causal(options: _Options) -> bool:
-    """The in-block mask under any published name; silence means bidirectional, as in DFlash."""
-    said = {
-        name: bool(options.get(name))
-        for name in ("causal_head", "causal", "is_causal")
-        if options.get(name) is not None
-    }
-    if len(set(said.values())) > 1:
-        raise HeadConfigError(f"the config contradicts itself about the in-block mask: {said}")
-    if _sliding(options):
-        said.setdefault("layer_types", True)
-    return next(iter(said.values()), False)
-
-
-def _sliding(options: _Options) -> bool:
-    """Whether all layers call themselves sliding, which one publisher means as "causal".
-
-    Raises:
-        HeadConfigError: other kinds of layers, a mixture, or a window that would hide context.
-    """
-    kinds = set(options.get("layer_types") or ["full_attention"])
-    if kinds == {"full_attention"}:
-        return False
-    window, reach = options.get("sliding_window"), options.need("max_position_embeddings")
-    if kinds != {"sliding_attention"} or window is None or window < reach:
-        raise HeadConfigError(
-            f"layer_types {sorted(kinds)} with sliding_window {window} are not supported: "
-            f"full_attention, or sliding_attention with a window of at least {reach}"
-        )
-    return True
