@@ -8,7 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from jetflow_kernels.attention import plan
+
 FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+KERNEL_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +57,21 @@ def check_arguments(
     Raises:
         ValueError: naming the argument, what it has and what is allowed.
     """
+    check_layout(arguments, out=out, lse=lse)
+    requests = _requests(arguments)
+    for index, request in requests:
+        _check_words(arguments.ancestors[request.first : request.last], index)
+    return [request for _, request in requests]
+
+
+def check_layout(
+    arguments: TreeAttentionArguments, *, out: Tensor | None, lse: Tensor | None
+) -> None:
+    """Refuses shapes, types and devices that do not fit each other, without looking at values.
+
+    Raises:
+        ValueError: naming the argument, what it has and what is allowed.
+    """
     _check_shapes(arguments)
     _check_types(arguments)
     q = arguments.q
@@ -63,10 +81,28 @@ def check_arguments(
     ):
         if tensor is not None:
             _expect(name, tensor, shape, (dtype,), q.device)
-    requests = _requests(arguments)
-    for index, request in requests:
-        _check_words(arguments.ancestors[request.first : request.last], index)
-    return [request for _, request in requests]
+
+
+def check_kernel_limits(arguments: TreeAttentionArguments) -> None:
+    """Refuses what the reference computes and the kernels do not.
+
+    Raises:
+        ValueError: naming the argument, what it has and what is allowed.
+    """
+    q, pool = arguments.q, arguments.k_pool
+    for name, found, allowed in (
+        ("dtype of q", q.dtype, KERNEL_TYPES),
+        ("head dim of q", q.shape[2], plan.HEAD_DIMS),
+    ):
+        if found not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {found}")
+    for name, number, least, most in (
+        ("rows of a page of k_pool", pool.shape[1], *plan.PAGES),
+        ("words of ancestors", arguments.ancestors.shape[1], 1, plan.MAX_WORDS),
+        ("requests of prefix_len", arguments.prefix_len.shape[0], 0, plan.MAX_REQUESTS),
+    ):
+        if not least <= number <= most:
+            raise ValueError(f"{name} must be {least}..{most}, got {number}")
 
 
 def _check_shapes(arguments: TreeAttentionArguments) -> None:

@@ -1,0 +1,1 @@
+"""Paged tree attention on the GPU."""

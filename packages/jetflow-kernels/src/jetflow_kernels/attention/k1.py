@@ -1,0 +1,193 @@
+# mypy: ignore-errors
+"""Triton: tree attention of one tile of rows over one piece of a request at a time.
+
+The heads that share a key head are packed into the rows of a tile, so that one tile of keys serves
+all of them. Whole tiles of the prefix need no mask; the remainder of the prefix and the tree do,
+and the tree's tiles start at its row 0, so that bit c of a word is column c of its tile.
+"""
+
+import triton
+import triton.language as tl
+
+from jetflow_kernels.attention.worklist import chunk_lengths, pick, requests_of
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _fold(q, k, v, peak, total, mixed, scale, seen, MASKED: tl.constexpr, WIDEN: tl.constexpr):
+    """One tile of keys and values added to the running softmax; scores are in powers of two."""
+    if WIDEN:
+        # Triton's interpreter multiplies the raw bits of bfloat16.
+        scores = tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)), input_precision="ieee")
+    else:
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASKED:
+        scores = tl.where(seen, scores * scale, float("-inf"))
+        raised = tl.maximum(peak, tl.max(scores, 1))
+        # A row that has seen nothing yet: inf - inf would be NaN.
+        base = tl.where(raised == float("-inf"), 0.0, raised)
+        weights = tl.exp2(scores - base[:, None])
+    else:
+        raised = tl.maximum(peak, tl.max(scores, 1) * scale)
+        base = raised
+        weights = tl.exp2(scores * scale - base[:, None])
+    shrink = tl.exp2(peak - base)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = mixed * shrink[:, None]
+    weights = weights.to(v.dtype)
+    if WIDEN:
+        mixed = tl.dot(weights.to(tl.float32), v.to(tl.float32), mixed, input_precision="ieee")
+    else:
+        mixed = tl.dot(weights, v, mixed, input_precision="ieee")
+    return raised, total, mixed
+
+
+@triton.jit(do_not_specialize=["rows", "requests"])
+def tree_attention_kernel(
+    q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors, out, lse, partial, partial_lse,
+    q_row, q_head, q_dim, k_page, k_slot, k_head, k_dim, v_page, v_slot, v_head, v_dim,
+    table_request, table_entry, cu_stride, prefix_stride, words_row, words_word,
+    out_row, out_head, out_dim, lse_row, lse_head,
+    scale, rows, requests,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    WORDS: tl.constexpr, REQUESTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """All work items, a share for each program; ``launch.py`` names the arguments."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    index, firsts, counts, prefixes = requests_of(
+        cu_nodes, cu_stride, prefix_len, prefix_stride, requests, REQUESTS
+    )
+    chunks = chunk_lengths(prefixes, counts, HEADS)
+    pieces = tl.where(counts > 0, prefixes // chunks + 1, 0)
+    row_tiles = (counts * GROUP + BLOCK_M - 1) // BLOCK_M
+    items = pieces * row_tiles * KV_HEADS
+    ends = tl.cumsum(items, 0)
+    slots = counts * pieces
+    for item in range(tl.program_id(0), tl.sum(items, 0), tl.num_programs(0)):
+        request = tl.sum((ends <= item).to(tl.int32), 0)
+        first = pick(firsts, index, request)
+        count = pick(counts, index, request)
+        prefix = pick(prefixes, index, request)
+        chunk = pick(chunks, index, request)
+        split = pick(pieces, index, request)
+        tiles = pick(row_tiles, index, request)
+        slot = tl.sum(tl.where(index < request, slots, 0), 0)
+        place = item - pick(ends - items, index, request)
+        # Row tiles innermost: neighbours in time read the same keys.
+        row_tile = place % tiles
+        head = place // tiles % KV_HEADS
+        piece = place // (tiles * KV_HEADS)
+
+        packed = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        node = packed // GROUP
+        real = node < count
+        row = (first + node).to(tl.int64)
+        q_heads = head * GROUP + packed % GROUP
+        dims = tl.arange(0, DIM)
+        columns = tl.arange(0, BLOCK_N)
+        q_tile = tl.load(
+            q + (row * q_row + q_heads * q_head)[:, None] + dims[None, :] * q_dim,
+            mask=real[:, None],
+            other=0.0,
+        )
+        # The unmasked path finds the largest score before it scales, so the sign moves to q.
+        sign = tl.where(scale < 0, -1.0, 1.0)
+        q_tile = (q_tile.to(tl.float32) * sign).to(q.dtype.element_ty)
+        factor = tl.abs(scale) * LOG2_E
+
+        k_base = k_pool + head.to(tl.int64) * k_head
+        v_base = v_pool + head.to(tl.int64) * v_head
+        table = page_table + request.to(tl.int64) * table_request
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        mixed = tl.zeros([BLOCK_M, DIM], tl.float32)
+
+        begin = piece * chunk
+        is_last = piece == split - 1
+        whole = tl.where(is_last, (prefix - begin) // BLOCK_N * BLOCK_N, chunk) + begin
+        for start in range(begin, whole, BLOCK_N):
+            if PAGE % BLOCK_N == 0:
+                page = tl.load(table + start // PAGE * table_entry).to(tl.int64)
+                k_at = k_base + page * k_page + ((start % PAGE) + columns)[:, None] * k_slot
+                v_at = v_base + page * v_page + ((start % PAGE) + columns)[:, None] * v_slot
+            else:
+                at = start + columns
+                page = tl.load(table + at // PAGE * table_entry).to(tl.int64)
+                k_at = k_base + (page * k_page + (at % PAGE) * k_slot)[:, None]
+                v_at = v_base + (page * v_page + (at % PAGE) * v_slot)[:, None]
+            k = tl.load(k_at + dims[None, :] * k_dim)
+            v = tl.load(v_at + dims[None, :] * v_dim)
+            peak, total, mixed = _fold(
+                q_tile, k, v, peak, total, mixed, factor, real, False, WIDEN
+            )
+
+        # Tile -1 is the remainder of the prefix; from 0 on, the tree.
+        tree = tl.minimum(count, WORDS * 64)
+        tail = tl.where(is_last & (whole < prefix), -1, 0)
+        tail_end = tl.where(is_last, (tree + BLOCK_N - 1) // BLOCK_N, 0)
+        for tile in range(tail, tail_end):
+            in_tree = tile >= 0
+            column = tile * BLOCK_N + columns
+            at = tl.where(in_tree, prefix, whole + BLOCK_N) + column
+            live = at < tl.where(in_tree, prefix + tree, prefix)
+            page = tl.load(table + at // PAGE * table_entry, mask=live, other=0).to(tl.int64)
+            # What lies past the end is not read: 0 * NaN would reach every row.
+            k = tl.load(
+                k_base + (page * k_page + (at % PAGE) * k_slot)[:, None] + dims[None, :] * k_dim,
+                mask=live[:, None],
+                other=0.0,
+            )
+            v = tl.load(
+                v_base + (page * v_page + (at % PAGE) * v_slot)[:, None] + dims[None, :] * v_dim,
+                mask=live[:, None],
+                other=0.0,
+            )
+            word = tl.load(
+                ancestors + row * words_row + tile * BLOCK_N // 64 * words_word,
+                mask=real & in_tree,
+                other=-1,
+            )
+            bit = tl.where(in_tree, column % 64, columns)
+            half = tl.where(
+                (bit < 32)[None, :],
+                word.to(tl.int32)[:, None],
+                (word >> 32).to(tl.int32)[:, None],
+            )
+            seen = ((half >> (bit % 32)[None, :]) & 1) != 0
+            peak, total, mixed = _fold(
+                q_tile, k, v, peak, total, mixed, factor, seen & live[None, :], True, WIDEN
+            )
+
+        empty = total == 0.0
+        mixed = mixed / tl.where(empty, 1.0, total)[:, None]
+        log2_sum = tl.where(empty, float("-inf"), peak + tl.log2(tl.where(empty, 1.0, total)))
+        if split == 1:
+            tl.store(
+                out + (row * out_row + q_heads * out_head)[:, None] + dims[None, :] * out_dim,
+                mixed.to(out.dtype.element_ty),
+                mask=real[:, None],
+            )
+            if lse is not None:
+                tl.store(lse + row * lse_row + q_heads * lse_head, log2_sum * LN_2, mask=real)
+        else:
+            place_of = (slot + piece * count + node).to(tl.int64) * HEADS + q_heads
+            tl.store(
+                partial + place_of[:, None] * DIM + dims[None, :], mixed, mask=real[:, None]
+            )
+            tl.store(partial_lse + place_of, log2_sum, mask=real)
+
+    # Padding rows: zeros, seen by nobody.
+    used = tl.load(cu_nodes + requests * cu_stride)
+    pad_dims = tl.arange(0, DIM)
+    nothing = tl.zeros([DIM], tl.float32).to(out.dtype.element_ty)
+    for pad in range(used + tl.program_id(0), rows, tl.num_programs(0)):
+        pad_row = tl.zeros([1], tl.int64) + pad
+        for pad_head in range(HEADS):
+            at = pad_row * out_row + pad_head * out_head + pad_dims * out_dim
+            tl.store(out + at, nothing)
+            if lse is not None:
+                at = pad_row * lse_row + pad_head * lse_head
+                tl.store(lse + at, tl.full([1], float("-inf"), tl.float32))

@@ -1,0 +1,103 @@
+"""Starts the Triton kernels of tree attention on checked tensors; waits for nothing.
+
+Importing this file imports Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from jetflow_kernels.arguments import TreeAttentionArguments
+from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.k1 import tree_attention_kernel
+from jetflow_kernels.attention.merge import merge_kernel
+
+INTERPRETED = not isinstance(tree_attention_kernel, JITFunction)
+"""Whether Triton was imported to interpret its kernels, which then run on CPU tensors."""
+_MERGED_AT_ONCE = 8
+
+
+def launch(
+    arguments: TreeAttentionArguments,
+    *,
+    out: Tensor,
+    lse: Tensor | None,
+    scale: float,
+    tiles: plan.Tiles | None = None,
+    programs: int | None = None,
+) -> None:
+    """Computes ``out`` and ``lse`` on the current stream; can be captured in a CUDA graph.
+
+    Args:
+        arguments: checked by ``check_layout`` and ``check_kernel_limits``.
+        out: [T, Hq, D], every row is written.
+        lse: [T, Hq] float32, or None.
+        scale: factor of the scores.
+        tiles: None: ``tiles_for`` the shapes.
+        programs: how many programs share the work; None: as many as the device holds. Changes
+            no bits.
+    """
+    q, pool = arguments.q, arguments.k_pool
+    rows, heads, dim = q.shape
+    requests = arguments.prefix_len.shape[0]
+    if rows == 0:
+        return
+    group = heads // pool.shape[2]
+    tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
+    programs = programs or _multiprocessors(q.device) * tiles.programs
+    capacity = arguments.page_table.shape[1] * pool.shape[1]
+    partial_rows = plan.partial_rows(rows, requests, heads, capacity)
+    partial = q.new_empty((partial_rows, heads, dim), dtype=torch.float32)
+    partial_lse = q.new_empty((partial_rows, heads), dtype=torch.float32)
+    block = triton.next_power_of_2(max(requests, 1))
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    tree_attention_kernel[(programs,)](
+        *(q, pool, arguments.v_pool, arguments.page_table, arguments.cu_nodes),
+        *(arguments.prefix_len, arguments.ancestors, out, lse, partial, partial_lse),
+        *q.stride(),
+        *pool.stride(),
+        *arguments.v_pool.stride(),
+        *arguments.page_table.stride(),
+        *arguments.cu_nodes.stride(),
+        *arguments.prefix_len.stride(),
+        *arguments.ancestors.stride(),
+        *out.stride(),
+        *lse_strides,
+        *(scale, rows, requests),
+        HEADS=heads,
+        GROUP=group,
+        DIM=dim,
+        PAGE=pool.shape[1],
+        WORDS=arguments.ancestors.shape[1],
+        REQUESTS=block,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.columns,
+        WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if partial_rows:
+        merge_kernel[(rows, heads)](
+            *(arguments.cu_nodes, arguments.prefix_len, out, lse, partial, partial_lse),
+            *arguments.cu_nodes.stride(),
+            *arguments.prefix_len.stride(),
+            *out.stride(),
+            *lse_strides,
+            requests,
+            HEADS=heads,
+            DIM=dim,
+            REQUESTS=block,
+            BLOCK_S=_MERGED_AT_ONCE,
+            num_warps=1,
+        )
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 3  # The interpreter runs programs one after the other; a few share the work.
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+

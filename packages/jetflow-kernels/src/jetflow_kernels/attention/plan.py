@@ -1,0 +1,101 @@
+"""How tree attention is cut into pieces: tiles from the shapes, chunks from one request alone.
+
+A row's bits may depend on its own request only, never on what else is in the batch or on the
+machine. So the length of a chunk follows from the request's prefix and rows, and the numbers here
+are constants, not properties of a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+WORD_BITS = 64
+"""Tree rows that one ancestor word names."""
+MAX_WORDS = 4
+MAX_REQUESTS = 4096
+MAX_SPLITS = 32
+"""Pieces of one prefix at most: what the merge reads of one row."""
+MIN_CHUNK = 128
+"""Prefix rows of a piece at least: fewer cost more in partial results than they save."""
+SPLIT_WORK = 16384
+"""Rows times query heads times pieces wanted of a request alone: about one wave of 132 tiles of
+128 rows."""
+HEAD_DIMS = (64, 128, 256)
+PAGES = (16, 256)
+"""Smallest and largest number of rows in a page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """The sizes a kernel is compiled for."""
+
+    rows: int
+    """Packed rows (tree row, query head of one key head) of a tile."""
+    columns: int
+    """Keys of a tile; divides 64, so that a tile lies within one ancestor word."""
+    warps: int
+    stages: int
+    """Tiles of keys and values in flight."""
+    programs: int
+    """Programs started for each multiprocessor."""
+
+
+def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype) -> Tiles:
+    """The tiles for a batch of these capacities; the smaller ones where most trees fit in one.
+
+    Args:
+        rows: rows of ``q``.
+        requests: requests of the batch.
+        group: query heads of a key head.
+        dim: head dim.
+        dtype: of ``q``.
+    """
+    small = rows * group <= 64 * requests
+    if dtype == torch.float32:
+        return Tiles(rows=32, columns=32, warps=4 if dim <= 64 else 8, stages=1, programs=2)
+    stages = 3 if dim <= 128 else 2
+    if small:
+        return Tiles(rows=64, columns=64, warps=4, stages=stages, programs=2)
+    return Tiles(rows=128, columns=64, warps=8, stages=stages, programs=1)
+
+
+def most_splits(rows: int, heads: int) -> int:
+    """Pieces that the prefix of a tree of ``rows`` rows is cut into at most.
+
+    Counted for the next power of two of ``rows``, so that a few rows more change no bits.
+    """
+    bucket = 1 << max(rows - 1, 0).bit_length()
+    return min(MAX_SPLITS, max(1, SPLIT_WORK // (bucket * heads)))
+
+
+def chunk_length(prefix: int, rows: int, heads: int) -> int:
+    """Prefix rows of a piece, a multiple of 64; the last piece has the remainder and the tree."""
+    bucket = 1 << max(rows - 1, 0).bit_length()
+    even = -(-(prefix + bucket) // most_splits(rows, heads))
+    return max(MIN_CHUNK, -(-even // WORD_BITS) * WORD_BITS)
+
+
+def splits(prefix: int, rows: int, heads: int) -> int:
+    """Pieces of one request, at least 1 and at most ``most_splits``."""
+    return prefix // chunk_length(prefix, rows, heads) + 1
+
+
+def partial_rows(rows: int, requests: int, heads: int, capacity: int) -> int:
+    """Room for partial results, in rows of all heads, that no batch of these capacities exceeds.
+
+    Args:
+        rows: rows of ``q``.
+        requests: requests of the batch.
+        heads: query heads.
+        capacity: rows that the pages of one request hold.
+
+    Returns:
+        0 where no request can be split.
+    """
+    most = min(MAX_SPLITS, capacity // MIN_CHUNK + 1)
+    if capacity <= MIN_CHUNK:
+        return 0
+    # rows * most_splits(rows) is at most SPLIT_WORK // heads, or rows where that is larger.
+    return min(rows * most, rows + requests * (SPLIT_WORK // heads))

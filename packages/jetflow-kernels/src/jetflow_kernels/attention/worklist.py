@@ -1,0 +1,48 @@
+# mypy: ignore-errors
+"""Triton: the work list of tree attention, found on the device by every program for itself.
+
+A work item is one tile of rows of one key head over one piece of one request. Nothing is read back
+by the host, so one captured graph serves every batch within its capacities. ``plan.py`` holds the
+same rule in Python.
+"""
+
+import triton
+import triton.language as tl
+
+from jetflow_kernels.attention import plan
+
+SPLIT_WORK = tl.constexpr(plan.SPLIT_WORK)
+MAX_SPLITS = tl.constexpr(plan.MAX_SPLITS)
+MIN_CHUNK = tl.constexpr(plan.MIN_CHUNK)
+
+
+@triton.jit
+def chunk_lengths(prefix, rows, HEADS: tl.constexpr):
+    """``plan.chunk_length`` for tensors."""
+    below = tl.maximum(rows - 1, 0)
+    below |= below >> 1
+    below |= below >> 2
+    below |= below >> 4
+    below |= below >> 8
+    bucket = below + 1
+    work = tl.zeros_like(bucket) + SPLIT_WORK
+    most = tl.minimum(tl.maximum(work // (bucket * HEADS), 1), MAX_SPLITS)
+    even = (prefix + bucket + most - 1) // most
+    return tl.maximum((even + 63) // 64 * 64, MIN_CHUNK)
+
+
+@triton.jit
+def requests_of(cu_nodes, cu_stride, prefix_len, prefix_stride, requests, BLOCK: tl.constexpr):
+    """First row, rows and prefix of all requests, 0 past the last one."""
+    index = tl.arange(0, BLOCK)
+    real = index < requests
+    first = tl.load(cu_nodes + index * cu_stride, mask=real, other=0)
+    last = tl.load(cu_nodes + (index + 1) * cu_stride, mask=real, other=0)
+    prefix = tl.load(prefix_len + index * prefix_stride, mask=real, other=0)
+    return index, first, last - first, prefix
+
+
+@triton.jit
+def pick(values, index, wanted):
+    """The value at position ``wanted`` as a scalar."""
+    return tl.sum(tl.where(index == wanted, values, 0), 0)
