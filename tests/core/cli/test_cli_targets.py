@@ -86,8 +86,6 @@ DAMAGES: dict[str, Damage] = {
     "config a list": _text("config.json", "[]"),
     "config nested": _text("config.json", "[" * 100_000),
 }  # fmt: skip
-# transformers never reads these when the engine says the type itself.
-HARMLESS = {"dtype"}
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -95,14 +93,21 @@ def test_a_broken_target_gives_one_line(name: str, copy: Path, jetflow: Call) ->
     DAMAGES[name](copy)
     before = sorted(copy.parent.rglob("*"))
     code, out, err = _generate(jetflow, copy)
-    if name in HARMLESS and code == 0:
-        assert err == ""
-        return
     assert code == 2, err
     assert len(err.splitlines()) == 1, err
     assert str(copy) in err
     assert out == ""
     assert sorted(copy.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["tokenizer junk", "template raises", "config a list"])
+def test_the_lossless_benchmark_names_the_folder_too(name: str, copy: Path, jetflow: Call) -> None:
+    DAMAGES[name](copy)
+    code, out, err = jetflow(
+        "bench", "lossless", "--target", copy, "--device", "cpu", "--drafters", "oracle"
+    )
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert str(copy) in err
 
 
 def test_a_matrix_that_is_not_finite_is_the_targets(copy: Path) -> None:

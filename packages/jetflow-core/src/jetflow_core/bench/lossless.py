@@ -22,7 +22,9 @@ from jetflow_core.bench.prompts import PromptSet, load_sets
 from jetflow_core.bench.workers import Workplace, run_tasks
 from jetflow_core.defaults import default_head, default_target, is_default_target
 from jetflow_core.head.checkpoint import read_config
+from jetflow_core.loading import load_config, load_tokenizer
 from jetflow_core.reports.provenance import provenance
+from jetflow_core.support import check_supported
 
 FORMAT = "jetflow-bench-lossless/1"
 EXACT_DTYPES = ("float32", "float64")
@@ -69,6 +71,9 @@ def run_lossless(settings: LosslessSettings) -> dict[str, Any]:
     """
     sets = load_sets(settings.prompts, limit=settings.limit, seed=settings.seed)
     place = _workplace(settings)
+    # A folder that is no target shows now, in one line, not in the words of another process.
+    check_supported(load_config(place.target))
+    load_tokenizer(place.target)
     start = perf_counter()
     cases, plain_settings = _plain_cases(settings, place, sets)
     plain_done = perf_counter()
