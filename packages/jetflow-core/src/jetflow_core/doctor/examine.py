@@ -29,6 +29,11 @@ NEW_TOKENS = 40
 _DEPTHS = 8
 # The drafter runs root by root, and a drafter that is fed wrongly shows it on any text.
 _DRAFTED_TEXTS = 3
+# Wirings are many and mostly far worse. The first texts, one of each subject, tell which are not;
+# only those are tried on all texts.
+_SCREENED_TEXTS = 3
+_FAR_WORSE = -0.02
+_LIKELY_MASKS = ("mask_token_id", "pad_token_id", "unk_token_id", "bos_token_id", "eos_token_id")
 # Best tokens of 16-bit logits are often tied, and the deeper, the oftener.
 _WIDE = (torch.float32, torch.float64)
 _WIDE_DEVIATION, _NARROW_DEVIATION = 0.01, 0.15
@@ -78,13 +83,13 @@ def examine(
     best = [_replay(head, target, text, right, deepest) for text in texts]
     first = [row[:, :compared] for row in best[:_DRAFTED_TEXTS]]
     deviation = _deviation(head, target, texts[:_DRAFTED_TEXTS], first)
+    agreed = _agreement(right.name, texts, best)
     wrong = []
-    for wiring in wrong_wirings(head.config):
+    for wiring in wrong_wirings(head.config, _special_tokens(target)):
         report(f"the head drafts, {wiring.name}")
-        found = [_replay(head, target, text, wiring, compared) for text in texts]
-        wrong.append(_agreement(wiring.name, texts, found))
+        wrong.append(_try(head, target, texts, wiring, compared, agreed))
     return Evidence(
-        right=_agreement(right.name, texts, best),
+        right=agreed,
         wrong=tuple(wrong),
         stored=head.info.top1_by_depth,
         deviation=deviation,
@@ -121,6 +126,31 @@ def _tapped(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> Tap
     by_layer = features.unflatten(-1, (len(target.taps), target.hidden_size)).unbind(1)
     layers = dict(zip(target.taps, by_layer, strict=True))
     return TappedText(tokens=tokens, first_root=len(prompt) - 1, layers=layers)
+
+
+def _special_tokens(target: Target) -> tuple[int, ...]:
+    """Tokens that a head borrows as its mask: special ones, and the first that no text uses."""
+    if target.tokenizer_source is None:
+        return ()
+    special = [getattr(target.tokenizer, name, None) for name in _LIKELY_MASKS]
+    return (*(token for token in special if token is not None), len(target.tokenizer))
+
+
+def _try(
+    head: LoadedHead,
+    target: Target,
+    texts: Sequence[TappedText],
+    wiring: Wiring,
+    depth: int,
+    right: Agreement,
+) -> Agreement:
+    """Agreement under ``wiring``: on the first texts only where it is far worse than ``right``."""
+    found = [_replay(head, target, text, wiring, depth) for text in texts[:_SCREENED_TEXTS]]
+    agreed = _agreement(wiring.name, texts[:_SCREENED_TEXTS], found)
+    if agreed.gain_over(right).mean() < _FAR_WORSE:
+        return agreed
+    found += [_replay(head, target, text, wiring, depth) for text in texts[_SCREENED_TEXTS:]]
+    return _agreement(wiring.name, texts, found)
 
 
 def _replay(

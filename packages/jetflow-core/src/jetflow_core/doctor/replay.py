@@ -105,6 +105,8 @@ def _run_blocks(
     """Rows ``[R, depth, hidden]`` for the roots at indices ``at``."""
     roots = torch.tensor(text.tokens, device=embedding.device)[at]
     block = head.block_input(roots, embedding, head.config.max_depth)
+    if wiring.mask_token is not None:
+        block[:, 1:] += embedding[wiring.mask_token] - _mask_vector(head, embedding)
     if wiring.masked_root:
         block[:, 0] += _mask_vector(head, embedding) - embedding[roots]
     if wiring.causal:
