@@ -10,6 +10,7 @@ from jetflow_core.drafters.probe import oracle, random_tree
 from jetflow_core.engine import Engine, Generation, TreeOptions
 from jetflow_core.head.checkpoint import LoadedHead
 from jetflow_core.planning.costs import StepCosts
+from jetflow_core.planning.measure import MeasuredCosts
 from jetflow_core.sampling import SamplingParams
 from jetflow_core.target import Target
 
@@ -90,7 +91,8 @@ def test_auto_shares_its_passes_among_requests(
     tiny_target: Target, head_for_tiny_target: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More requests than slots, with a head and with probes, at costs that favour trees."""
-    costs = (StepCosts([1, 7], [0.01, 0.02]), StepCosts([1, 128], [1.0, 1.2]))
+    draft, verify = StepCosts([1, 7], [0.01, 0.02]), StepCosts([1, 128], [1.0, 1.2])
+    costs = MeasuredCosts(draft, verify, 0.1)
     monkeypatch.setattr(engine_module, "measured_costs", lambda *_, **__: costs)
     engine, prompts = Engine(tiny_target, head_for_tiny_target()), _prompts(3, 17, 1, 30, 8, 5)
     found = _compared(engine, prompts, TreeOptions(), 24)

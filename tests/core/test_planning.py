@@ -1,10 +1,11 @@
 """The planner's costs, and what it makes of them in simulated decoding with known times."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from jetflow_core.planning import costs
+from jetflow_core.planning import costs, measure
 from jetflow_core.planning.auto import AutoPlanner
 from jetflow_core.planning.costs import StepCosts, measure_steps
 from jetflow_core.planning.fixed import FixedPlanner
@@ -63,11 +64,13 @@ def _simulate(
     verify: StepCosts,
     tokens: int = 1500,
     requests: int = 1,
+    growth: float = 0.0,
 ) -> float:
     """Tokens per unit of time when a drafted token is right with probability ``quality``.
 
     The head claims ``claimed`` for its best candidate. Times are those of the curves, exactly.
-    ``tokens`` are those of all ``requests``, which are decoded together.
+    ``tokens`` are those of all ``requests``, which are decoded together; each after the first
+    adds ``growth`` of a draft's time.
     """
     planner.begin()
     rng = np.random.default_rng(0)
@@ -84,7 +87,7 @@ def _simulate(
         right = rng.random((requests, DEPTH + 1)) < quality
         walks = [_walk(tree, row) for tree, row in zip(trees, right, strict=True)]
         phases = Phases(
-            draft=DRAFT.at(depth) if depth else 0.0,
+            draft=DRAFT.at(depth) * (1 + growth * (requests - 1)) if depth else 0.0,
             verify=verify.at(sum(tree.num_nodes for tree in trees)),
         )
         planner.learn(trees, walks, phases)
@@ -98,10 +101,10 @@ def _walk(tree: Tree, right: Sequence[bool]) -> Accepted:
     return lazy_walk(tree, lambda row: 1 if right[int(tree.depths[row])] else 99)
 
 
-def _auto(verify: StepCosts) -> AutoPlanner:
+def _auto(verify: StepCosts, growth: float = 0.0) -> AutoPlanner:
     fresh = StepCosts(*CPU_LIKE) if verify.at(32) < 10 else StepCosts([1, 32], [1.0, 40.0])
     return AutoPlanner(BestFirst(), draft=StepCosts([1, 15], [0.2, 0.5]), verify=fresh,
-                       max_depth=DEPTH, max_rows=32)  # fmt: skip
+                       max_depth=DEPTH, max_rows=32, draft_growth=growth)  # fmt: skip
 
 
 @pytest.mark.parametrize("quality", [0.3, 0.6, 0.8, 0.95])
@@ -188,3 +191,47 @@ def test_a_text_that_pays_is_not_held_back_by_those_before() -> None:
     for _ in range(6):
         _simulate(planner, 0.1, 0.1, verify, tokens=128)
     assert _simulate(planner, 0.8, 0.8, verify, tokens=128) > 0.85 * fresh
+
+
+@pytest.mark.parametrize("requests", [8, 32])
+@pytest.mark.parametrize(
+    ("quality", "claimed", "tokens"),
+    # A head that lies is found out by trials, and these take a longer text to pay off.
+    [(0.0, 0.95, 400), (0.3, 0.3, 150), (0.6, 0.6, 150), (0.8, 0.8, 150), (0.95, 0.95, 150)],
+)
+@pytest.mark.parametrize("growth", [0.3, 0.6])
+def test_drafts_whose_cost_grows_with_the_batch_never_slow_it_down(
+    requests: int, quality: float, claimed: float, tokens: int, growth: float
+) -> None:
+    verify = StepCosts(*CPU_LIKE)
+    planner = _auto(verify, growth)
+    found = _simulate(planner, quality, claimed, verify, tokens * requests, requests, growth)
+    assert found > 0.97 * requests / verify.at(requests)
+
+
+def test_the_growth_of_a_draft_is_what_a_second_request_adds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    class Slow:
+        max_depth = 3
+
+        def begin(self, slot: int, prompt: Sequence[int]) -> None:
+            assert list(prompt) == [0] * 4
+
+        def observe(self, slot: int, tokens: Sequence[int], features: Any) -> None:
+            assert len(tokens) == 3
+
+        def propose(self, slots: Sequence[int], roots: Sequence[int], depth: int) -> list[Any]:
+            asked.append(len(slots))
+            return []
+
+    def timed(step: Any, sizes: Sequence[int], *, repeats: int) -> StepCosts:
+        for size in sizes:
+            step(size)
+        return StepCosts(sizes, [2.0, 3.0])
+
+    monkeypatch.setattr(measure, "measure_steps", timed)
+    assert measure.measured_growth(Slow(), None, [0] * 4) == 0.5
+    assert asked == [1, 2]

@@ -215,11 +215,12 @@ class Engine:
         if key not in self._auto:
             # Measured on a drafter of its own: this one is about to be used.
             context = min(_MEASURE_CONTEXT, self.target.context_length)
-            self._auto[key] = self._new_planner(options, deepest, self._drafter(1, context))
+            measured = self._drafter(min(slots, 2), context)
+            self._auto[key] = self._new_planner(options, deepest, measured, slots)
         return self._auto[key]
 
     def _new_planner(
-        self, options: TreeOptions, deepest: int, measured: Drafter | None
+        self, options: TreeOptions, deepest: int, measured: Drafter | None, slots: int = 1
     ) -> TreePlanner:
         """For drafts up to ``deepest``; ``auto`` times ``measured``, or else real drafts."""
         depth = deepest if options.depth is None else options.depth
@@ -231,19 +232,21 @@ class Engine:
             return FixedPlanner(options.builder, budget=1, depth=0)
         context = min(_MEASURE_CONTEXT, self.target.context_length)
         session = CachedSession(self.target, capacity=context, max_rows=self._auto_rows)
-        draft, verify = measured_costs(
+        costs = measured_costs(
             session,
             measured,
+            num_slots=slots,
             device_type=self.target.device.type,
             context_length=context,
             vocab_size=self.target.vocab_size,
         )
         return AutoPlanner(
             options.builder,
-            draft=draft,
-            verify=verify,
+            draft=costs.draft,
+            verify=costs.verify,
             max_depth=depth,
             max_rows=self._auto_rows,
+            draft_growth=costs.draft_growth,
         )
 
 

@@ -10,6 +10,7 @@ not pay, rounds are plain, and a cheap draft is tried again at growing distances
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import numpy as np
 from jetflow_tree import Accepted, Candidates, Tree, TreeBuilder
@@ -19,6 +20,7 @@ from jetflow_core.planning.costs import StepCosts
 from jetflow_core.protocols import Phases
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
+_FIRST_DEPTH_OF_MANY = 4
 _MEMORY = 0.95
 _LOOK_DEEP_EVERY = 24
 _MARGIN = 1.03
@@ -31,10 +33,11 @@ class AutoPlanner:
 
     Args:
         builder: grows the trees; its trees must be nested in the budget (``BestFirst``).
-        draft: cost of a draft by depth.
+        draft: cost of one request's draft by depth.
         verify: cost of a pass by rows, over all requests of the batch.
         max_depth: deepest depth the drafter offers.
         max_rows: most rows one request's tree may have.
+        draft_growth: share of that draft cost which each further request adds.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class AutoPlanner:
         verify: StepCosts,
         max_depth: int,
         max_rows: int,
+        draft_growth: float = 0.0,
     ) -> None:
         self._builder, self._draft, self._verify = builder, draft, verify
+        self._draft_growth = draft_growth
         self._max_depth, self._max_rows = max_depth, max_rows
         grid = {1, 2, 3, 4, 5, 6, 8, 10, 12, max_depth}
         self._grid = np.array(sorted(d for d in grid if d <= max_depth), dtype=np.int64)
@@ -79,23 +84,33 @@ class AutoPlanner:
             self._trial = self._pause == 0
             return 0
         if self._rounds_drafted == 0:
-            return self._max_depth
+            # For one request a deep look costs little; for many it can cost whole passes.
+            return self._max_depth if requests == 1 else min(self._max_depth, _FIRST_DEPTH_OF_MANY)
         rates = self._gain / np.maximum(self._spent, 1e-12)
         best = int(rates.argmax())
         if self._trial:
             self._trial = False
             return int(self._grid[best])
+        patience = self._patience(requests)
         if rates[best] < _MARGIN * self._plain_rate(requests):
-            self._pause = self._next_pause
+            self._pause = patience * self._next_pause
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
             return 0
         self._next_pause = _FIRST_PAUSE
-        if self._rounds_drafted % _LOOK_DEEP_EVERY == 0:
+        if self._rounds_drafted % (patience * _LOOK_DEEP_EVERY) == 0:
             return self._max_depth
         return int(self._grid[best])
 
+    def _patience(self, requests: int) -> int:
+        """How many times longer to wait between trials, where one costs a good part of a pass."""
+        trial = self._draft_time(min(self._max_depth, _FIRST_DEPTH_OF_MANY), requests)
+        return max(1, ceil(4.0 * (trial / self._verify.at(requests) - 0.25)))
+
     def _plain_rate(self, requests: int) -> float:
         return requests / self._verify.at(requests)
+
+    def _draft_time(self, depth: int, requests: int) -> float:
+        return self._draft.at(depth) * (1.0 + self._draft_growth * (requests - 1))
 
     def grow(
         self, roots: Sequence[int], candidates: Sequence[Candidates], max_depths: Sequence[int]
@@ -134,7 +149,7 @@ class AutoPlanner:
             if depth > self._drafted_depth:
                 break
             within = chance[deep <= depth]
-            time = self._draft.at(int(depth)) + self._verify.curve(
+            time = self._draft_time(int(depth), requests) + self._verify.curve(
                 np.arange(len(within) + 1) + requests
             )
             tokens = requests + np.concatenate([[0.0], np.cumsum(within)])
@@ -148,7 +163,10 @@ class AutoPlanner:
         if self._drafted_depth == 0:
             return
         self._rounds_drafted += 1
-        self._draft.follow(self._drafted_depth, max(phases.draft, 1e-9))
+        factor = self._draft_time(self._drafted_depth, len(trees)) / self._draft.at(
+            self._drafted_depth
+        )
+        self._draft.follow(self._drafted_depth, max(phases.draft, 1e-9) / factor)
         promised = sum(float(np.exp(tree.scores[1:]).sum()) for tree in trees)
         kept = sum(len(walk.nodes) for walk in accepted)
         self._promised = _MEMORY * self._promised + promised
@@ -162,6 +180,7 @@ class AutoPlanner:
         rates = self._gain / np.maximum(self._spent, 1e-12)
         return {
             "draft_costs": self._draft.as_dict(),
+            "draft_growth": self._draft_growth,
             "verify_costs": self._verify.as_dict(),
             "trust": self._trust,
             "expected_rate_by_depth": dict(
