@@ -65,7 +65,7 @@ def test_the_front_pages_show_the_same_lines_of_python() -> None:
 
 
 @pytest.mark.slow
-def test_the_three_lines_of_python_write_a_poem() -> None:
+def test_the_lines_of_python_write_poems() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _python_lines("README.md")],
         capture_output=True,

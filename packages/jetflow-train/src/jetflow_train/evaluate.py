@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jetflow_core.head.model import DraftHead
-from jetflow_core.head.path import PathTerm, conditional_table
+from jetflow_core.head.proposal import draft_candidates
 from jetflow_tree import BestFirst, Candidates, Chain, TreeBuilder, lazy_walk
 from numpy.typing import NDArray
 from torch import Tensor
@@ -152,45 +152,17 @@ def draft_everywhere(
         hidden = run_blocks(head, features, embedding, row, documents, positions, anchors)[0]
     logits = hidden.to(target.dtype) @ target.lm_head.T
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    path = head.path if use_path else None
-    chosen, table = candidates(wide, path, embedding, row[0, anchors[0]], head.config.candidates)
+    roots = row[0, anchors[0]]
+    if use_path or head.path is None:
+        chosen, table = draft_candidates(head, embedding, roots, hidden.to(embedding.dtype), wide)
+    else:
+        best, chosen = wide.topk(min(head.config.candidates, wide.shape[-1]), dim=-1)
+        table = (best - wide.logsumexp(-1, keepdim=True)).clamp(max=0.0).unsqueeze(2)
     chosen_cpu, table_cpu = chosen.cpu().numpy(), table.double().cpu().numpy()
     drafts = [
         Candidates(tokens=chosen_cpu[i], log_probs=table_cpu[i]) for i in range(len(chosen_cpu))
     ]
     return drafts, chosen_cpu[:, :, 0]
-
-
-def candidates(
-    logits: Tensor, path: PathTerm | None, embedding: Tensor, roots: Tensor, width: int
-) -> tuple[Tensor, Tensor]:
-    """Candidate tokens and their table, chosen as the decode engine's drafter does.
-
-    Args:
-        logits: ``[N, D, V]`` of the base.
-        path: the path term; None scores by the base alone.
-        embedding: ``[V, hidden]``.
-        roots: int64 ``[N]``.
-        width: candidates a depth.
-
-    Returns:
-        int64 ``[N, D, K]`` and log-probabilities ``[N, D, P, K]``.
-    """
-    width = min(width, logits.shape[-1])
-    total = logits.logsumexp(-1, keepdim=True)
-    best, tokens = logits.topk(width, dim=-1)
-    if path is None:
-        return tokens, (best - total).clamp(max=0.0).unsqueeze(2)
-    # Depth 1 has one known parent, so its distribution is exact over the whole vocabulary.
-    first = logits[:, 0] + path.bias(path.parent_vectors(embedding[roots])).to(logits.dtype)
-    first_best, first_tokens = first.topk(width, dim=-1)
-    first_table = (first_best - first.logsumexp(-1, keepdim=True))[:, None, None]
-    tokens = torch.cat([first_tokens[:, None], tokens[:, 1:]], dim=1)
-    parents = path.parent_vectors(embedding[tokens[:, :-1]])
-    bias = path.candidate_bias(parents, tokens[:, 1:]).to(logits.dtype)
-    deeper = conditional_table((best - total)[:, 1:], bias)
-    table = torch.cat([first_table.expand(-1, 1, width, width), deeper], dim=1)
-    return tokens, table.clamp(max=0.0)
 
 
 def _count_hits(

@@ -113,7 +113,7 @@ def training_losses(
         parents = None
         if head.path is not None:
             previous = tokens.gather(1, teachers.flatten(1)).view_as(teachers)
-            parents = head.path.parent_vectors(embedding[previous])
+            parents = head.path.parent_vectors(embedding[previous], hidden.detach())
     rows = loss_rows(target, hidden, parents, final, tokens, teachers, put(weights, device), chunks)
     path_out = head.path.out.weight if head.path is not None else None
     return chunked_losses(rows, target.lm_head, path_out, functions.chunk)

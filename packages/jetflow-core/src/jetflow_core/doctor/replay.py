@@ -81,7 +81,7 @@ def replay_best(
         hidden = _run_blocks(head, embedding, text, wiring, at, context, depth)
         # In two dimensions: a product of a cut tensor in three is a loop over its first one.
         logits = F.linear(hidden.flatten(0, 1), lm_head).float().unflatten(0, (len(at), -1))
-        logits = _with_path(head, embedding, text, at, logits)
+        logits = _with_path(head, embedding, text, at, hidden, logits)
         if not torch.isfinite(logits).all():
             raise NonFiniteDraft(f"the draft head gave logits that are not finite ({wiring.name})")
         found.append(logits.argmax(-1).cpu())
@@ -156,13 +156,19 @@ def _mask_vector(head: DraftHead, embedding: Tensor) -> Tensor:
 
 
 def _with_path(
-    head: DraftHead, embedding: Tensor, text: TappedText, at: Tensor, logits: Tensor
+    head: DraftHead,
+    embedding: Tensor,
+    text: TappedText,
+    at: Tensor,
+    hidden: Tensor,
+    logits: Tensor,
 ) -> Tensor:
     """Depth 1 given its parent, the root; deeper parents are not known when a draft is made."""
     if head.path is None:
         return logits
     roots = torch.tensor(text.tokens, device=embedding.device)[at]
-    logits[:, 0] += head.path.bias(head.path.parent_vectors(embedding[roots])).float()
+    vectors = head.path.parent_vectors(embedding[roots], hidden[:, 0])
+    logits[:, 0] += head.path.bias(vectors).float()
     return logits
 
 

@@ -24,6 +24,7 @@ BOUNDS = {
     "path_rank": (0, 2**14),
     # The path term's table holds the square of it for each depth.
     "candidates": (1, 1024),
+    "candidate_pool": (0, 2**14),
     "depth_offset_rows": (0, 1024),
 }
 """Least and most of each whole number of a head's description."""
@@ -69,13 +70,18 @@ class HeadConfig:
     """Each tapped layer's output is divided by its own RMS before the fusion."""
     path_rank: int = 0
     """Rank of the path term; 0: a child's score does not depend on its parent."""
+    path_context: bool = False
+    """The path term also reads the hidden state of the depth it scores."""
     candidates: int = 16
     """Candidates kept at each depth."""
+    candidate_pool: int = 0
+    """Best tokens of a depth among which its candidates are chosen by their chance along the
+    drafted paths; 0: the depth's own best are taken."""
     depth_offset_rows: int = field(default=0)
     """Learned offsets added to the block's slots; 0 or ``block_size``."""
 
     def __post_init__(self) -> None:
-        for name in ("causal", "draft_shift", "learned_mask", "normalize_taps"):
+        for name in ("causal", "draft_shift", "learned_mask", "normalize_taps", "path_context"):
             flag(name, getattr(self, name))
         for name, (least, most) in BOUNDS.items():
             whole(name, getattr(self, name), least, most)
@@ -96,6 +102,16 @@ class HeadConfig:
             )
         if self.mask_token_id is not None:
             whole("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1)
+        for name in ("path_context", "candidate_pool"):
+            if getattr(self, name) and not self.path_rank:
+                raise HeadConfigError(
+                    f"{name} {getattr(self, name)} needs a path term: path_rank is 0"
+                )
+        if 0 < self.candidate_pool < self.candidates:
+            raise HeadConfigError(
+                f"candidate_pool {self.candidate_pool} is neither 0 nor at least candidates "
+                f"{self.candidates}"
+            )
         if self.depth_offset_rows not in (0, self.block_size):
             raise HeadConfigError(
                 f"depth_offset_rows {self.depth_offset_rows} is neither 0 nor block_size "

@@ -16,7 +16,7 @@ from torch import Tensor
 from jetflow_core.few_rows import multiply_few_rows_fast, output_layer
 from jetflow_core.head.context import KeysValues, OwnContexts
 from jetflow_core.head.model import DraftHead
-from jetflow_core.head.path import conditional_table
+from jetflow_core.head.proposal import draft_candidates
 
 
 class NonFiniteDraft(ValueError):
@@ -68,7 +68,6 @@ class HeadDrafter:
         self._lengths = [0] * num_slots
         self._seen = [0] * num_slots
         self._waiting: list[list[Tensor]] = [[] for _ in range(num_slots)]
-        self._candidates = min(config.candidates, config.vocab_size)
 
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
         """Forgets what was in ``slot``; the new request's rows arrive through ``observe``."""
@@ -153,8 +152,8 @@ class HeadDrafter:
         positions = lengths[:, None] + torch.arange(block.shape[1], device=device)
         inside = head.block_mask(block.shape[1], device)
         hidden = head.run_block(block, positions, OwnContexts(self._context(slots), inside))
-        logits = self._output(head.depth_rows(hidden, depth)).float()
-        return self._candidates_of(slots, roots, logits)
+        rows = head.depth_rows(hidden, depth)
+        return self._candidates_of(slots, roots, rows)
 
     def _context(self, slots: list[int]) -> list[list[KeysValues]]:
         """Each layer's keys and values, for each slot exactly those of its own context."""
@@ -164,43 +163,14 @@ class HeadDrafter:
             for k, v in zip(self._keys, self._values, strict=True)
         ]  # fmt: skip
 
-    def _candidates_of(
-        self, slots: list[int], roots: list[int], logits: Tensor
-    ) -> list[Candidates]:
-        """Top candidates ``[R, D, K]`` of each depth with their conditional table."""
-        total = logits.logsumexp(-1, keepdim=True)
-        if not torch.isfinite(total).all():
-            bad = [slot for slot, ok in zip(slots, torch.isfinite(total).flatten(1).all(1).tolist(),
-                                            strict=True) if not ok]  # fmt: skip
+    def _candidates_of(self, slots: list[int], roots: list[int], rows: Tensor) -> list[Candidates]:
+        """Candidates of each slot, from its rows ``[R, D, hidden]``."""
+        logits = self._output(rows).float()
+        finite = torch.isfinite(logits.amax(-1)).all(-1)
+        if not finite.all():
+            bad = [slot for slot, ok in zip(slots, finite.tolist(), strict=True) if not ok]
             raise NonFiniteDraft(f"the draft head gave logits that are not finite (slots {bad})")
-        if self._head.path is None:
-            best, tokens = logits.topk(self._candidates, dim=-1)
-            table = (best - total).unsqueeze(2)
-        else:
-            tokens, table = self._path_candidates(roots, logits, total)
+        known = torch.tensor(roots, device=logits.device)
+        tokens, table = draft_candidates(self._head, self._embedding, known, rows, logits)
         tokens_cpu, table_cpu = tokens.cpu().numpy(), table.double().cpu().numpy()
         return [Candidates(tokens=tokens_cpu[i], log_probs=table_cpu[i]) for i in range(len(slots))]
-
-    def _path_candidates(
-        self, roots: list[int], logits: Tensor, total: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens ``[R, D, K]`` and the table ``[R, D, K, K]`` of a head with a path term.
-
-        Depth 1's parent is known: its distribution is exact over the whole vocabulary. Deeper
-        candidates are the best of the depth's own logits, scored for each parent candidate.
-        """
-        path = self._head.path
-        assert path is not None
-        root_tokens = torch.tensor(roots, device=logits.device)
-        root_vectors = path.parent_vectors(self._embedding[root_tokens])
-        first = logits[:, 0] + path.bias(root_vectors).float()
-        first_best, first_tokens = first.topk(self._candidates, dim=-1)
-        first_table = first_best - first.logsumexp(-1, keepdim=True)
-        width = self._candidates
-        first_table = first_table[:, None, None].expand(-1, 1, width, width)
-        best, tokens = logits[:, 1:].topk(width, dim=-1)
-        tokens = torch.cat([first_tokens[:, None], tokens], dim=1)
-        parents = path.parent_vectors(self._embedding[tokens[:, :-1]])
-        bias = path.candidate_bias(parents, tokens[:, 1:]).float()
-        deeper = conditional_table(best - total[:, 1:], bias)
-        return tokens, torch.cat([first_table, deeper], dim=1).clamp(max=0.0)

@@ -1,8 +1,11 @@
 """The path term: what a parent token adds to its children's logits.
 
-``logit(child b | parent a, depth d) = base_d(b) + <out[b], unit_rms(inner E[a])>`` with E the
-target's frozen embedding. A map of the embedding learns from far fewer tokens than a free table
-per parent does; ``out`` starts at zero, so that a fresh term changes nothing.
+``logit(child b | parent a, depth d) = base_d(b) + <out[b], v>`` with ``v = unit_rms(inner E[a])``
+and E the target's frozen embedding; with ``path_context`` the depth's hidden state ``h_d`` has a
+say too: ``v = unit_rms(silu(unit_rms(inner E[a]) + context unit_rms(h_d)))``. What follows a parent
+depends on where in the text it stands, and the block knows that. A map of the embedding learns
+from far fewer tokens than a free table per parent does; ``out`` starts at zero, so that a fresh
+term changes nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +26,28 @@ class PathTerm(nn.Module):
         self.inner = nn.Linear(config.hidden_size, config.path_rank, bias=False)
         self.out = nn.Linear(config.path_rank, config.vocab_size, bias=False)
         nn.init.zeros_(self.out.weight)
+        self.context = (
+            nn.Linear(config.hidden_size, config.path_rank, bias=False)
+            if config.path_context
+            else None
+        )
 
-    def parent_vectors(self, embeddings: Tensor) -> Tensor:
-        """Vectors ``[..., rank]`` of parents from their frozen embeddings ``[..., hidden]``."""
-        return unit_rms(self.inner(unit_rms(embeddings, self.eps)), self.eps)
+    def parent_vectors(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """Vectors of parents in front of a depth.
+
+        Args:
+            embeddings: ``[..., hidden]``, the parents' frozen embeddings.
+            hidden: the head's rows of the depths that they are parents for, of a shape that
+                broadcasts to that of ``embeddings``; read with ``path_context`` only.
+
+        Returns:
+            ``[..., rank]``.
+        """
+        vectors = unit_rms(self.inner(unit_rms(embeddings, self.eps)), self.eps)
+        if self.context is None:
+            return vectors
+        mixed = vectors + self.context(unit_rms(hidden, self.eps))
+        return unit_rms(nn.functional.silu(mixed), self.eps)
 
     def bias(self, parents: Tensor) -> Tensor:
         """Bias ``[..., vocab]`` for every child, from ``parent_vectors``."""

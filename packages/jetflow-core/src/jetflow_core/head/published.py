@@ -32,7 +32,8 @@ ARCHITECTURES = (
 )
 OWN_FORMAT = 1
 _OWN_KEYS = (
-    "format", "learned_mask", "normalize_taps", "path_rank", "candidates", "depth_offset_rows",
+    "format", "learned_mask", "normalize_taps", "path_rank", "path_context", "candidates",
+    "candidate_pool", "depth_offset_rows",
     # what a head says of its making: see ``checkpoint.HeadInfo``
     "target", "tokenizer_sha256", "top1_by_depth", "provenance",
 )  # fmt: skip
@@ -78,7 +79,9 @@ def parse_config(raw: Mapping[str, Any]) -> HeadConfig:
         learned_mask=learned_mask,
         normalize_taps=own.get("normalize_taps", False),
         path_rank=own.get("path_rank", 0),
+        path_context=own.get("path_context", False),
         candidates=own.get("candidates", 16),
+        candidate_pool=own.get("candidate_pool", 0),
         depth_offset_rows=own.get("depth_offset_rows", 0),
     )
 
@@ -174,7 +177,9 @@ def write_config(config: HeadConfig) -> dict[str, Any]:
             "learned_mask": config.learned_mask,
             "normalize_taps": config.normalize_taps,
             "path_rank": config.path_rank,
+            "path_context": config.path_context,
             "candidates": config.candidates,
+            "candidate_pool": config.candidate_pool,
             "depth_offset_rows": config.depth_offset_rows,
         },
     }
