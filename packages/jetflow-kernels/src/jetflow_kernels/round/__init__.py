@@ -1,1 +1,30 @@
 """The steps of a verify round around attention, each one op without a host wait."""
+
+from jetflow_kernels.round.accept import AcceptedBatch, accept_walk, accept_walk_reference
+from jetflow_kernels.round.ancestors import pack_ancestors, pack_ancestors_reference
+from jetflow_kernels.round.argmax import pick_argmax, pick_argmax_reference
+from jetflow_kernels.round.build import build_all_children, build_tree
+from jetflow_kernels.round.build_reference import (
+    build_all_children_reference,
+    build_tree_reference,
+)
+from jetflow_kernels.round.topk import TopTokens, depth_topk, depth_topk_reference
+from jetflow_kernels.round.trees import TreeBatch
+
+__all__ = [
+    "AcceptedBatch",
+    "TopTokens",
+    "TreeBatch",
+    "accept_walk",
+    "accept_walk_reference",
+    "build_all_children",
+    "build_all_children_reference",
+    "build_tree",
+    "build_tree_reference",
+    "depth_topk",
+    "depth_topk_reference",
+    "pack_ancestors",
+    "pack_ancestors_reference",
+    "pick_argmax",
+    "pick_argmax_reference",
+]

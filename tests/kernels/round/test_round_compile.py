@@ -1,0 +1,124 @@
+"""Every kernel of a round compiles for sm_90, without a GPU, and keeps to its registers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from jetflow_kernels.round.build import tile_sizes
+from jetflow_kernels.round.build_kernel import best_first_kernel, check_kernel
+from jetflow_kernels.round.expand_kernel import all_children_kernel
+from jetflow_kernels.round.vocabulary_kernel import (
+    argmax_merge_kernel,
+    argmax_part_kernel,
+    topk_merge_kernel,
+    topk_part_kernel,
+)
+from jetflow_kernels.round.walk_kernel import accept_kernel, pack_kernel
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+HOPPER = GPUTarget("cuda", 90, 32)
+BUILD = (
+    "tokens:*i32 log_probs:*fp32 good:*i32 roots:*i32 budgets:*i32 root_positions:*i32 "
+    "indices:*i32 out_tokens:*i32 out_parents:*i32 out_depths:*i32 out_scores:*fp64 "
+    "out_words:*i64 out_positions:*i32 out_nodes:*i32 out_valid:*i1 "
+    "capacity:i32 depth:i32 parents:i32 width:i32 num_words:i32"
+)
+CHECK = "tokens:*i32 log_probs:*fp32 good:*i32 depth:i32 parents:i32 width:i32"
+PACK = "parents:*i32 num_nodes:*i32 words:*i64 valid:*i1 capacity:i32 num_words:i32"
+ACCEPT = (
+    "tokens:*i32 parents:*i32 num_nodes:*i32 picks:*i32 out_rows:*i32 out_tokens:*i32 "
+    "out_accepted:*i32 out_correction:*i32 capacity:i32 max_depth:i32"
+)
+TOPK_PART = (
+    "logits:*bf16 part_keys:*i64 part_maxima:*fp32 part_sums:*fp32 stride:i32 vocabulary:i32 "
+    "parts:i32 count:i32"
+)
+TOPK_MERGE = (
+    "part_keys:*i64 part_maxima:*fp32 part_sums:*fp32 tokens:*i32 log_probs:*fp32 lse:*fp32 "
+    "parts:i32 count:i32"
+)
+ARGMAX_PART = "logits:*bf16 part_keys:*i64 part_broken:*i32 stride:i32 vocabulary:i32 parts:i32"
+ARGMAX_MERGE = "part_keys:*i64 part_broken:*i32 picks:*i32 broken:*i1 parts:i32"
+
+
+def compiled(kernel: Any, signature: str, warps: int, constants: dict[str, int]) -> Any:
+    """A kernel compiled for Hopper, pointers aligned as torch aligns them."""
+    types = dict(item.split(":") for item in signature.split())
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel,
+        {name: types.get(name, "constexpr") for name in names},
+        constexprs=constants,
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(names)
+            if types.get(name, "").startswith("*")
+        },
+    )
+    return triton.compile(source, target=HOPPER, options={"num_warps": warps})
+
+
+def check(binary: Any, folder: Path) -> str:
+    """Fails where registers spill; returns the PTX."""
+    assert binary.metadata.shared <= 227 * 1024
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(binary.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    report = subprocess.run(
+        [str(tool), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
+    ).stdout
+    usage = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", report)
+    assert usage is not None, report
+    assert (int(usage[2]), int(usage[3])) == (0, 0), report
+    assert int(usage[1]) <= 255
+    ptx = binary.asm["ptx"]
+    assert isinstance(ptx, str)
+    return ptx
+
+
+@pytest.mark.parametrize(
+    ("capacity", "depth", "width"),
+    [
+        (64, 15, 16),
+        (256, 15, 16),
+        pytest.param(128, 15, 8, marks=pytest.mark.slow),
+        pytest.param(256, 63, 128, marks=pytest.mark.slow),
+    ],
+)
+def test_best_first(tmp_path: Path, capacity: int, depth: int, width: int) -> None:
+    sizes = tile_sizes(capacity, depth, width)
+    ptx = check(compiled(best_first_kernel, BUILD, 1, sizes), tmp_path)
+    # One instruction for the least of a warp's integers is what makes a step short.
+    assert ptx.count("redux.sync") >= 10
+
+
+@pytest.mark.parametrize("capacity", [64, pytest.param(256, marks=pytest.mark.slow)])
+def test_all_children(tmp_path: Path, capacity: int) -> None:
+    signature = BUILD + " children:i32"
+    check(compiled(all_children_kernel, signature, 1, tile_sizes(capacity, 15, 16)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "signature", "warps", "constants"),
+    [
+        (check_kernel, CHECK, 4, {"WIDTH": 16, "PARENTS": 16}),
+        (check_kernel, CHECK, 4, {"WIDTH": 128, "PARENTS": 128}),
+        (pack_kernel, PACK, 4, {"SLOTS": 256, "COLUMNS": 4}),
+        (accept_kernel, ACCEPT, 1, {"SLOTS": 256, "STEPS": 16}),
+        (topk_part_kernel, TOPK_PART, 4, {"PART": 4096}),
+        (topk_merge_kernel, TOPK_MERGE, 4, {"PARTS": 64, "KEYS": 1024}),
+        (argmax_part_kernel, ARGMAX_PART, 4, {"PART": 4096}),
+        (argmax_merge_kernel, ARGMAX_MERGE, 1, {"PARTS": 64}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_the_others(
+    tmp_path: Path, kernel: Any, signature: str, warps: int, constants: dict[str, int]
+) -> None:
+    check(compiled(kernel, signature, warps, constants), tmp_path)

@@ -1,0 +1,43 @@
+"""The kernels in Triton's interpreter, in a process of their own.
+
+Whether Triton interprets is settled when it is imported, and other tests of this process need it
+compiled: so the files `interpreted_*.py` run in one that starts with the switch.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+def run(marks: str) -> int:
+    """Run the interpreted tests; returns how many passed."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
+            *("-o", "python_files=interpreted_*.py", "-m", marks, str(FOLDER)),
+        ],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.search(r"\d+ (skipped|xfailed)", done.stdout), done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None, done.stdout
+    return int(passed[1])
+
+
+def test_interpreted_kernels() -> None:
+    assert run("not slow") > 10
+
+
+@pytest.mark.slow
+def test_many_interpreted_kernels() -> None:
+    assert run("slow") > 0
