@@ -7,14 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 from jetflow_kernels.round import (
+    CachePools,
     accept_walk,
     accept_walk_reference,
+    commit_path,
+    commit_path_reference,
     depth_topk,
     depth_topk_reference,
     pack_ancestors,
     pack_ancestors_reference,
     pick_argmax,
     pick_argmax_reference,
+    tree_slots,
+    tree_slots_reference,
 )
 from jetflow_kernels.round.topk import split_vocabulary
 
@@ -72,6 +77,66 @@ def test_accept_walk(op: Callable[..., object]) -> None:
         op(rows, rows, count, rows, max_depth=-1)
 
 
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ([], r"at least 1 tensor, got 0"),
+        ([torch.zeros(2, 4, 8)], r"pools\[0\] must have shape"),
+        ([torch.zeros(2, 4, 8, 2).transpose(2, 3)], r"without gaps in D"),
+        ([torch.zeros(2, 4, 0, 8)], r"\[pages, page, Hkv, D\] without gaps"),
+        ([torch.zeros(2, 4, 1, 8), torch.zeros(3, 4, 1, 8)], r"pools\[1\] must have shape"),
+        ([torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8).half()], r"pools\[1\] must be"),
+        (
+            [torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 16)[..., :8]],
+            r"pools\[1\] must have the strides",
+        ),
+        ([torch.zeros(2, 4, 1, 8)[..., 1:]], r"multiple of 16 bytes"),
+    ],
+)
+def test_cache_pools(pools: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CachePools.of(pools)
+
+
+COMMIT = {
+    "page_table": torch.zeros(2, 3, dtype=torch.int32),
+    "prefix_len": torch.zeros(2, dtype=torch.int32),
+    "rows": torch.zeros(2, 5, dtype=torch.int32),
+    "features": torch.zeros(2, 8, 6),
+}
+
+
+@pytest.mark.parametrize("op", [commit_path, commit_path_reference])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"page_table": torch.zeros(2, 3)}, r"page_table must be torch.int32"),
+        ({"page_table": torch.zeros(3, 2, dtype=torch.int32).T}, r"page_table .* no gaps"),
+        ({"prefix_len": torch.zeros(3, dtype=torch.int32)}, r"prefix_len must have shape \[2\]"),
+        ({"rows": torch.zeros(2, 5)}, r"rows must be torch.int32"),
+        ({"rows": torch.zeros(2, 65, dtype=torch.int32)}, r"steps S of rows .* 1..64, got 65"),
+        ({"features": torch.zeros(3, 8, 6)}, r"features must have shape \[2, any, any\]"),
+        ({"features": torch.zeros(2, 8, 6).int()}, r"features must be floating"),
+        ({"out": torch.zeros(2, 4, 6)}, r"out must have shape \[2, 5, 6\], got \[2, 4, 6\]"),
+    ],
+)
+def test_commit_path(op: Callable[..., object], change: dict[str, object], message: str) -> None:
+    cache = CachePools.of([torch.zeros(2, 4, 1, 8)])
+    with pytest.raises(ValueError, match=message):
+        op(cache, **{**COMMIT, **change})
+
+
+@pytest.mark.parametrize("op", [tree_slots, tree_slots_reference])
+def test_tree_slots(op: Callable[..., object]) -> None:
+    table, count = COMMIT["page_table"], COMMIT["prefix_len"]
+    with pytest.raises(ValueError, match=r"capacity must be in 1..256, got 0"):
+        op(table, count, count, capacity=0, page=4)
+    with pytest.raises(ValueError, match=r"page must be at least 1, got 0"):
+        op(table, count, count, capacity=4, page=0)
+    with pytest.raises(ValueError, match=r"num_nodes must be torch.int32, got torch.int64"):
+        op(table, count, count.long(), capacity=4, page=4)
+
+
 def test_compiled_kernels_refuse_tensors_of_the_cpu() -> None:
     rows = torch.zeros(1, 4, dtype=torch.int32)
     count = torch.ones(1, dtype=torch.int32)
@@ -80,6 +145,8 @@ def test_compiled_kernels_refuse_tensors_of_the_cpu() -> None:
         lambda: pick_argmax(torch.zeros(2, 8)),
         lambda: pack_ancestors(rows, count),
         lambda: accept_walk(rows, rows, count, rows, max_depth=1),
+        lambda: commit_path(CachePools.of([torch.zeros(2, 4, 1, 8)]), **COMMIT),
+        lambda: tree_slots(rows, count, count, capacity=4, page=4),
     ):
         with pytest.raises(ValueError, match="CUDA device, got tensors on cpu"):
             call()

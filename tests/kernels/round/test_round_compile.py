@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import triton
+import triton.language as tl
 from jetflow_kernels.round.build import tile_sizes
 from jetflow_kernels.round.build_kernel import best_first_kernel, check_kernel
+from jetflow_kernels.round.commit_kernel import commit_kernel, slots_kernel
 from jetflow_kernels.round.expand_kernel import all_children_kernel
 from jetflow_kernels.round.vocabulary_kernel import (
     argmax_merge_kernel,
@@ -44,11 +46,22 @@ TOPK_MERGE = (
     "parts:i32 count:i32"
 )
 ARGMAX_PART = "logits:*bf16 part_keys:*i64 part_broken:*i32 stride:i32 vocabulary:i32 parts:i32"
+SLOTS = (
+    "page_table:*i32 prefix_len:*i32 num_nodes:*i32 slots:*i64 table_stride:i32 max_pages:i32 "
+    "capacity:i32 page:i32"
+)
+COMMIT = (
+    "addresses:*i64 page_table:*i32 prefix_len:*i32 rows:*i32 features:*bf16 out:*bf16 "
+    "pool_programs:i32 pool_blocks:i32 table_stride:i32 steps:i32 columns:i32 page:i32 "
+    "page_stride:i32 slot_stride:i32 head_stride:i32 request_stride:i32 row_stride:i32 width:i32"
+)
 ARGMAX_MERGE = "part_keys:*i64 part_broken:*i32 picks:*i32 broken:*i1 parts:i32"
 
 
-def compiled(kernel: Any, signature: str, warps: int, constants: dict[str, int]) -> Any:
-    """A kernel compiled for Hopper, pointers aligned as torch aligns them."""
+def compiled(
+    kernel: Any, signature: str, warps: int, constants: dict[str, Any], aligned: str = ""
+) -> Any:
+    """A kernel compiled for Hopper; pointers, and what is named, are multiples of 16."""
     types = dict(item.split(":") for item in signature.split())
     names = kernel.arg_names
     source = ASTSource(
@@ -58,7 +71,7 @@ def compiled(kernel: Any, signature: str, warps: int, constants: dict[str, int])
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, name in enumerate(names)
-            if types.get(name, "").startswith("*")
+            if types.get(name, "").startswith("*") or name in aligned.split()
         },
     )
     return triton.compile(source, target=HOPPER, options={"num_warps": warps})
@@ -114,6 +127,7 @@ def test_all_children(tmp_path: Path, capacity: int) -> None:
         (topk_part_kernel, TOPK_PART, 4, {"PART": 4096}),
         (topk_merge_kernel, TOPK_MERGE, 4, {"PARTS": 64, "KEYS": 1024}),
         (argmax_part_kernel, ARGMAX_PART, 4, {"PART": 4096}),
+        (slots_kernel, SLOTS, 1, {"SLOTS": 256}),
         (argmax_merge_kernel, ARGMAX_MERGE, 1, {"PARTS": 64}),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -122,3 +136,20 @@ def test_the_others(
     tmp_path: Path, kernel: Any, signature: str, warps: int, constants: dict[str, int]
 ) -> None:
     check(compiled(kernel, signature, warps, constants), tmp_path)
+
+
+@pytest.mark.parametrize("steps", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_commit(tmp_path: Path, steps: int) -> None:
+    constants = {"ELEMENT": tl.int16, "HEAD_DIM": 128, "STEPS": steps, "BLOCK": 512}
+    strides = "columns page_stride slot_stride head_stride request_stride row_stride width"
+    ptx = check(compiled(commit_kernel, COMMIT, 4, constants, strides), tmp_path)
+    # Cache rows and features both move 16 bytes at a time, reads before writes.
+    wide = steps * 512 // 128 // 8
+    assert ptx.count("ld.global.v4") == ptx.count("st.global.v4") == 2 * wide
+    lines = ptx.splitlines()
+    fences = [i for i, line in enumerate(lines) if "bar.sync" in line]
+    reads = [i for i, line in enumerate(lines) if "ld.global.v4" in line]
+    writes = [i for i, line in enumerate(lines) if "st.global.v4" in line]
+    assert len(fences) == 1
+    assert sum(i < fences[0] for i in reads) == wide
+    assert sum(i < fences[0] for i in writes) == 0

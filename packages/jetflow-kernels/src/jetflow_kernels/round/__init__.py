@@ -8,11 +8,14 @@ from jetflow_kernels.round.build_reference import (
     build_all_children_reference,
     build_tree_reference,
 )
+from jetflow_kernels.round.commit import CachePools, commit_path, commit_path_reference
+from jetflow_kernels.round.slots import tree_slots, tree_slots_reference
 from jetflow_kernels.round.topk import TopTokens, depth_topk, depth_topk_reference
 from jetflow_kernels.round.trees import TreeBatch
 
 __all__ = [
     "AcceptedBatch",
+    "CachePools",
     "TopTokens",
     "TreeBatch",
     "accept_walk",
@@ -21,10 +24,14 @@ __all__ = [
     "build_all_children_reference",
     "build_tree",
     "build_tree_reference",
+    "commit_path",
+    "commit_path_reference",
     "depth_topk",
     "depth_topk_reference",
     "pack_ancestors",
     "pack_ancestors_reference",
     "pick_argmax",
     "pick_argmax_reference",
+    "tree_slots",
+    "tree_slots_reference",
 ]
