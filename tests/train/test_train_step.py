@@ -18,9 +18,10 @@ from jetflow_train.blocks import run_blocks
 from jetflow_train.evaluate import draft_everywhere, evaluate
 from jetflow_train.guard import DivergedError
 from jetflow_train.initialise import head_config, new_head, spread_taps
+from jetflow_train.objectives import Objective
 from jetflow_train.schedule import Horizon, learning_rate_factor
 from jetflow_train.shards import Corpus, DataMismatchError
-from jetflow_train.step import document_mask, teacher_columns
+from jetflow_train.step import StepFunctions, StepLosses, document_mask, teacher_columns
 from jetflow_train.target import FrozenTarget, from_model
 from jetflow_train.train_config import TrainConfig
 from jetflow_train.trainer import Trainer
@@ -39,9 +40,10 @@ def target(model: Any) -> FrozenTarget:
     return from_model(model, CPU)
 
 
-def make_head(target: FrozenTarget, *, block_size: int = 5, path_rank: int = 8) -> DraftHead:
+def make_head(target: FrozenTarget, **options: Any) -> DraftHead:
     config = head_config(
-        target.shape, num_layers=2, block_size=block_size, path_rank=path_rank, taps=(0, 1, 3)
+        target.shape,
+        **{"num_layers": 2, "block_size": 5, "path_rank": 8, "taps": (0, 1, 3), **options},
     )
     sample = torch.arange(64).view(2, 32) % target.shape.vocab_size
     head = new_head(target, config, sample, seed=0).to(target.dtype)
@@ -132,8 +134,11 @@ def test_teachers_are_the_true_parents_columns() -> None:
     assert columns.tolist() == [[[2, 3, 4], [6, 7, 7]]]
 
 
-def test_drafts_equal_those_of_the_decode_engines_drafter(target: FrozenTarget) -> None:
-    head = make_head(target).requires_grad_(False)
+@pytest.mark.parametrize("options", [{}, {"path_context": True, "candidate_pool": 30}])
+def test_drafts_equal_those_of_the_decode_engines_drafter(
+    target: FrozenTarget, options: dict[str, Any]
+) -> None:
+    head = make_head(target, **options).requires_grad_(False)
     tokens = np.arange(3, 15, dtype=np.int64) * 7 % 128
     drafts, _ = draft_everywhere(target, head, target.embedding, tokens, 4, use_path=True)
     assert len(drafts) == len(tokens) - 1 - 4
@@ -253,6 +258,25 @@ def test_rows_that_cannot_be_shared_out_are_refused() -> None:
         TrainConfig(pieces=3)
     with pytest.raises(ValueError, match="processes 16 x pieces 1 x chunks 4"):
         TrainConfig().rows_of_a_piece(16)
+
+
+def test_the_path_term_learns_on_a_detached_base(target: FrozenTarget) -> None:
+    """The base's gradient is that of its own loss alone, whatever the path term reads of it."""
+    batch = make_trainer(target, Path("unused")).batch(0)
+    weights = np.ones((*batch.reach.shape, 4), np.float32)
+    gradients = []
+    for scale in (0.0, 1.0):
+        head = make_head(target, path_context=True)
+        functions = StepFunctions.plain(Objective())
+        losses = StepLosses(target, head, target.embedding, 1, functions)(batch, weights)
+        (losses[0] + scale * losses[1]).backward()
+        gradients.append({name: p.grad for name, p in head.named_parameters()})
+    for name, without in gradients[0].items():
+        with_path = gradients[1][name]
+        if name.startswith("path."):
+            assert with_path is not None and with_path.abs().sum() > 0, name
+        else:
+            assert torch.equal(without, with_path), name
 
 
 def test_one_batch_overfits_to_the_full_depth(target: FrozenTarget, tmp_path: Path) -> None:

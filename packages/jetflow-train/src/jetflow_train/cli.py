@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from jetflow_core.cli import run_app
@@ -86,19 +86,26 @@ def train(
     compile: bool | None = None,
     layers: Annotated[int, whole(1, 256)] = 3,
     block_size: Annotated[int, whole(2, 1024)] = 16,
-    path_rank: Annotated[int, whole(0, 65536)] = 128,
+    path_rank: Annotated[int, whole(0, 16384)] = 128,
+    path_context: bool = True,
+    candidate_pool: Annotated[int, whole(0, 16384)] = 64,
+    causal: bool = True,
     rows: Positive = 32,
+    pieces: Positive = 1,
     width: Positive = 512,
     anchors: Positive = 80,
     chunks: Positive = 4,
     learning_rate: float = 1.5e-3,
     path_learning_rate: float = 3e-3,
+    loss: Literal["forward_kl", "reverse_kl", "cross_entropy", "total_variation"] = "forward_kl",
+    loss_temperature: float = 1.0,
     gamma: float = 4.0,
     seed: Seed = 0,
 ) -> None:
     """Train a draft head on what its target wrote.
 
-    The schedule ends with the horizon, whatever the machine's speed.
+    The schedule ends with the horizon, whatever the machine's speed. Under torchrun the processes
+    share the rows of every step.
 
     Args:
         target: Folder of the target.
@@ -113,46 +120,67 @@ def train(
         layers: Layers of the head.
         block_size: Slots of a block, the root's included.
         path_rank: Rank of the path term; 0 leaves it out.
-        rows: Packed rows a step.
+        path_context: The path term also reads the hidden state of its depth.
+        candidate_pool: Best tokens of a depth among which its candidates are chosen by their
+            chance along the drafted paths; 0 takes the depth's own best.
+        causal: A slot of the block sees no later slot.
+        rows: Packed rows a step, over all processes.
+        pieces: Parts in which a process works through its rows; more need less memory.
         width: Tokens of a row.
         anchors: Blocks a row.
         chunks: Pieces of the loss; more need less memory.
         learning_rate: Peak rate of the head.
         path_learning_rate: Peak rate of the path term.
-        gamma: Depth d weighs exp(-(d - 1) / gamma).
+        loss: What is made small, over the full vocabulary.
+        loss_temperature: Divides the logits of both sides in the loss.
+        gamma: Depth d weighs exp(-(d - 1) / gamma); 0 weighs all alike.
         seed: Of everything random.
     """
     if (max_minutes is None) == (max_steps is None):
         raise ValueError("the length of the run: give --max-minutes or --max-steps, one of them")
     eval_sets = named_sets(eval_prompts or [])
     # Only now: torch takes seconds to import.
+    from jetflow_train.distributed import joined
     from jetflow_train.run import HeadChoice, run_train
     from jetflow_train.schedule import Horizon
     from jetflow_train.train_config import TrainConfig
 
-    head = run_train(
-        target,
-        data,
-        out,
-        TrainConfig(
-            rows=rows,
-            width=width,
-            anchors=anchors,
-            chunks=chunks,
-            learning_rate=learning_rate,
-            path_learning_rate=path_learning_rate,
-            gamma=gamma,
-            seed=seed,
-        ),
-        HeadChoice(num_layers=layers, block_size=block_size, path_rank=path_rank),
-        Horizon(minutes=max_minutes, steps=max_steps),
-        eval_sets=eval_sets,
-        eval_limit=eval_limit,
-        resume=resume,
-        compiled=compile,
-        report=say,
-    )
-    say(f"head: {head}")
+    with joined() as world:
+        head = run_train(
+            target,
+            data,
+            out,
+            TrainConfig(
+                rows=rows,
+                pieces=pieces,
+                width=width,
+                anchors=anchors,
+                chunks=chunks,
+                learning_rate=learning_rate,
+                path_learning_rate=path_learning_rate,
+                loss=loss,
+                loss_temperature=loss_temperature,
+                gamma=gamma,
+                seed=seed,
+            ),
+            HeadChoice(
+                num_layers=layers,
+                block_size=block_size,
+                path_rank=path_rank,
+                path_context=path_context,
+                candidate_pool=candidate_pool,
+                causal=causal,
+            ),
+            Horizon(minutes=max_minutes, steps=max_steps),
+            eval_sets=eval_sets,
+            eval_limit=eval_limit,
+            resume=resume,
+            compiled=compile,
+            world=world,
+            report=say,
+        )
+    if world.leads:
+        say(f"head: {head}")
 
 
 def evaluate(*, target: Path, head: Path, prompts: Files, limit: Positive = 128) -> None:

@@ -25,8 +25,15 @@ def head_config(
     block_size: int,
     path_rank: int,
     taps: tuple[int, ...] = (),
+    path_context: bool = False,
+    candidate_pool: int = 0,
+    causal: bool = True,
 ) -> HeadConfig:
-    """A head of the target's own width; ``taps`` () spreads five over the target."""
+    """A head of the target's own width; ``taps`` () spreads five over the target.
+
+    Raises:
+        HeadConfigError: the options do not go together.
+    """
     return HeadConfig(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -45,6 +52,9 @@ def head_config(
         learned_mask=True,
         normalize_taps=True,
         path_rank=path_rank,
+        path_context=path_context,
+        candidate_pool=candidate_pool,
+        causal=causal,
         depth_offset_rows=block_size,
     )
 

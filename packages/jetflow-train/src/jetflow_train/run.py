@@ -16,6 +16,7 @@ from jetflow_core.head.model import DraftHead
 from numpy.typing import NDArray
 
 from jetflow_train.decode import BatchDecoder
+from jetflow_train.distributed import World
 from jetflow_train.evaluate import Evaluation, evaluate
 from jetflow_train.files import check_folder, sha256_file, write_json
 from jetflow_train.initialise import head_config, new_head
@@ -43,10 +44,16 @@ class HeadChoice:
     num_layers: int = 3
     block_size: int = 16
     path_rank: int = 128
+    path_context: bool = True
+    """The path term reads its depth's hidden state; without a path term this says nothing."""
+    candidate_pool: int = 64
+    """Best tokens of a depth among which its candidates are chosen, likewise."""
+    causal: bool = True
     taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("num_layers", 1), ("block_size", 2), ("path_rank", 0)):
+        leasts = (("num_layers", 1), ("block_size", 2), ("path_rank", 0), ("candidate_pool", 0))
+        for name, least in leasts:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
@@ -100,9 +107,12 @@ def run_train(
     eval_limit: int = 128,
     resume: bool = False,
     compiled: bool | None = None,
+    world: World | None = None,
     report: Report = print,
 ) -> Path:
     """Train a head on data folders; the folder of the finished head comes back.
+
+    The leading process of ``world`` evaluates and writes the head; the others return before.
 
     Raises:
         ValueError: ``out`` holds a run and ``resume`` is False, or the other way round.
@@ -124,10 +134,13 @@ def run_train(
         config,
         out,
         compiled=target.device.type == "cuda" if compiled is None else compiled,
+        world=world,
     )
     if resume:
         trainer.resume()
     progress = trainer.run(horizon, report=report)
+    if not trainer.world.leads:
+        return out / "head"
     report(f"{progress.step} steps, {progress.seconds:.0f} s")
     results = evaluate_sets(target, trainer.head, prompts, report)
     info = HeadInfo(
@@ -163,6 +176,9 @@ def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: i
         num_layers=choice.num_layers,
         block_size=choice.block_size,
         path_rank=choice.path_rank,
+        path_context=choice.path_context and choice.path_rank > 0,
+        candidate_pool=choice.candidate_pool if choice.path_rank else 0,
+        causal=choice.causal,
         taps=choice.taps,
     )
     width = min(128, len(corpus.tokens))
