@@ -54,7 +54,7 @@ class Batch:
 
 @pytest.fixture(scope="session")
 def make_batch() -> Callable[..., Batch]:
-    """Makes batches: `make_batch(nodes, prefixes, page=, heads=, dim=, dtype=, seed=)`."""
+    """Makes batches: `make_batch(nodes, prefixes, page=, heads=, dim=, dtype=, mask=)`."""
     return random_batch
 
 
@@ -68,8 +68,9 @@ def random_batch(
     dim: int = 8,
     dtype: torch.dtype = torch.float64,
     padding: int = 3,
+    mask: str = "random",
 ) -> Batch:
-    """A batch of random trees over randomly permuted pages."""
+    """A batch of trees over randomly permuted pages."""
     torch.manual_seed(seed)
     q_heads, kv_heads = heads
     lengths = [n + p for n, p in zip(nodes, prefixes, strict=True)]
@@ -95,7 +96,7 @@ def random_batch(
         for row in range(lengths[index]):
             k_pool[mine[row // page], row % page] = k[row]
             v_pool[mine[row // page], row % page] = v[row]
-        seen = _random_tree(count)
+        seen = _tree(count, mask)
         ancestors[first : first + count] = _words(seen, words)
         first += count
         keys.append(k.double())
@@ -106,11 +107,30 @@ def random_batch(
     return Batch(q, k_pool, v_pool, table, starts, prefix_len, ancestors, keys, values, visible)
 
 
-def _random_tree(count: int) -> Tensor:
+def _tree(count: int, mask: str) -> Tensor:
+    """What each row of a tree of one kind sees, [count, count]."""
     seen = torch.eye(count, dtype=torch.bool)
     for row in range(1, count):
-        seen[row] |= seen[int(torch.randint(row, (1,)))]
+        seen[row] |= seen[_PARENTS[mask](row)]
+    if mask == "shuffled" and count:
+        # The root stays first; children may come before their parents.
+        order = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.randperm(count - 1)])
+        seen = seen[order][:, order]
     return seen
+
+
+def _random_parent(row: int) -> int:
+    return int(torch.randint(row, (1,)))
+
+
+_PARENTS: dict[str, Callable[[int], int]] = {
+    "random": _random_parent,
+    "chain": lambda row: row - 1,
+    "star": lambda row: 0,
+    "binary": lambda row: (row - 1) // 2,
+    "caterpillar": lambda row: row - 1 if row % 2 else max(row - 2, 0),
+    "shuffled": _random_parent,
+}
 
 
 def _words(seen: Tensor, words: int) -> Tensor:

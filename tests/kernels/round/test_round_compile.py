@@ -122,11 +122,16 @@ def test_all_children(tmp_path: Path, capacity: int) -> None:
     [
         (check_kernel, CHECK, 4, {"WIDTH": 16, "PARENTS": 16}),
         (check_kernel, CHECK, 4, {"WIDTH": 128, "PARENTS": 128}),
+        (pack_kernel, PACK.replace("i32 ", "i64 "), 4, {"SLOTS": 256, "COLUMNS": 4}),
         (pack_kernel, PACK, 4, {"SLOTS": 256, "COLUMNS": 4}),
+        (
+            accept_kernel,
+            ACCEPT.replace("tokens:*i32", "tokens:*i64"),
+            1,
+            {"SLOTS": 64, "STEPS": 16},
+        ),
         (accept_kernel, ACCEPT, 1, {"SLOTS": 256, "STEPS": 16}),
-        (topk_part_kernel, TOPK_PART, 4, {"PART": 4096}),
         (topk_merge_kernel, TOPK_MERGE, 4, {"PARTS": 64, "KEYS": 1024}),
-        (argmax_part_kernel, ARGMAX_PART, 4, {"PART": 4096}),
         (slots_kernel, SLOTS, 1, {"SLOTS": 256}),
         (argmax_merge_kernel, ARGMAX_MERGE, 1, {"PARTS": 64}),
     ],
@@ -153,3 +158,28 @@ def test_commit(tmp_path: Path, steps: int) -> None:
     assert len(fences) == 1
     assert sum(i < fences[0] for i in reads) == wide
     assert sum(i < fences[0] for i in writes) == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "signature"), [(topk_part_kernel, TOPK_PART), (argmax_part_kernel, ARGMAX_PART)]
+)
+@pytest.mark.parametrize("logits", ["bf16", "fp32"])
+def test_logits_are_read_16_bytes_at_a_time(
+    tmp_path: Path, kernel: Any, signature: str, logits: str
+) -> None:
+    signature = signature.replace("bf16", logits)
+    ptx = check(compiled(kernel, signature, 4, {"PART": 4096}, "stride vocabulary"), tmp_path)
+    assert ptx.count("ld.global.v4") == 4096 // 128 // (8 if logits == "bf16" else 4)
+    # A vocabulary that no vector divides compiles too.
+    check(compiled(kernel, signature, 4, {"PART": 4096}), tmp_path)
+
+
+def test_int64_tokens_and_float64_tables(tmp_path: Path) -> None:
+    signature = (
+        BUILD.replace("tokens:*i32", "tokens:*i64")
+        .replace("roots:*i32", "roots:*i64")
+        .replace("budgets:*i32", "budgets:*i64")
+        .replace("positions:*i32", "positions:*i64")
+        .replace("log_probs:*fp32", "log_probs:*fp64")
+    )
+    check(compiled(best_first_kernel, signature, 1, tile_sizes(64, 15, 16)), tmp_path)

@@ -1,10 +1,11 @@
 """Attention and bookkeeping of one tree-speculative verify round, for engines with a paged cache.
 
-This version holds the plain torch reference that every kernel has to agree with, and says what
-runs on this machine. It holds no GPU kernel yet.
+Tree attention is here twice: in Triton for the GPU, and as the plain torch reference that it has
+to agree with. ``backends`` says what runs on this machine.
 """
 
+from jetflow_kernels.attention.op import tree_attention
 from jetflow_kernels.availability import Backend, backends
 from jetflow_kernels.reference import tree_attention_reference
 
-__all__ = ["Backend", "backends", "tree_attention_reference"]
+__all__ = ["Backend", "backends", "tree_attention", "tree_attention_reference"]

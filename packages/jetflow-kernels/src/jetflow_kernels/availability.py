@@ -8,6 +8,7 @@ from importlib import metadata
 import torch
 
 _LATER = "not part of this version"
+_NO_TRITON = "triton is not installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Backend:
     """One implementation of tree attention."""
 
     name: str
-    """reference, triton or sm90."""
+    """reference, triton (``tree_attention``) or sm90."""
     usable: bool
     """Whether it can be called on this machine."""
     detail: str
@@ -29,18 +30,19 @@ def backends() -> tuple[Backend, ...]:
         >>> backends()[0].name, backends()[0].usable
         ('reference', True)
     """
+    triton, cuda = _triton(), torch.cuda.is_available()
     return (
         Backend("reference", True, f"plain torch {torch.__version__}, any device, float64 inside"),
-        Backend("triton", False, f"{_LATER}; here: {_triton()}, {_device()}"),
+        Backend("triton", cuda and triton is not None, f"{triton or _NO_TRITON}, {_device()}"),
         Backend("sm90", False, f"{_LATER}; here: {_device()}"),
     )
 
 
-def _triton() -> str:
+def _triton() -> str | None:
     try:
         return f"triton {metadata.version('triton')}"
     except metadata.PackageNotFoundError:
-        return "triton is not installed"
+        return None
 
 
 def _device() -> str:

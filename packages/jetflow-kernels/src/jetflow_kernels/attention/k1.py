@@ -9,7 +9,7 @@ and the tree's tiles start at its row 0, so that bit c of a word is column c of 
 import triton
 import triton.language as tl
 
-from jetflow_kernels.attention.worklist import chunk_lengths, pick, requests_of
+from jetflow_kernels.attention.worklist import chunk_lengths, request_at, requests_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -44,6 +44,35 @@ def _fold(q, k, v, peak, total, mixed, scale, seen, MASKED: tl.constexpr, WIDEN:
     return raised, total, mixed
 
 
+@triton.jit
+def _slots(
+    table, table_entry, start, columns, live, dims,
+    k_page, k_slot, k_dim, v_page, v_slot, v_dim,
+    PAGE: tl.constexpr, BY_PAGE: tl.constexpr, ALIKE: tl.constexpr,
+):  # fmt: skip
+    """Where the keys and values of a tile are in their pools, [BLOCK_N, DIM] each.
+
+    BY_PAGE: the tile lies within one page, so one entry of the table is read.
+    """
+    if BY_PAGE:
+        page = tl.load(table + start // PAGE * table_entry).to(tl.int64)
+        slot = start % PAGE + columns
+        k_at = page * k_page + (slot[:, None] * k_slot + dims[None, :] * k_dim)
+    else:
+        at = start + columns
+        page = tl.load(table + at // PAGE * table_entry, mask=live, other=0).to(tl.int64)
+        slot = at % PAGE
+        k_at = (page * k_page + slot * k_slot)[:, None] + dims[None, :] * k_dim
+    if ALIKE:
+        # Equal strides: one computation serves both pools.
+        v_at = k_at
+    elif BY_PAGE:
+        v_at = page * v_page + (slot[:, None] * v_slot + dims[None, :] * v_dim)
+    else:
+        v_at = (page * v_page + slot * v_slot)[:, None] + dims[None, :] * v_dim
+    return k_at, v_at
+
+
 @triton.jit(do_not_specialize=["rows", "requests"])
 def tree_attention_kernel(
     q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors, out, lse, partial, partial_lse,
@@ -53,29 +82,26 @@ def tree_attention_kernel(
     scale, rows, requests,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     WORDS: tl.constexpr, REQUESTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BY_PAGE: tl.constexpr, ALIKE: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """All work items, a share for each program; ``launch.py`` names the arguments."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
-    index, firsts, counts, prefixes = requests_of(
+    index, _, counts, prefixes = requests_of(
         cu_nodes, cu_stride, prefix_len, prefix_stride, requests, REQUESTS
     )
-    chunks = chunk_lengths(prefixes, counts, HEADS)
-    pieces = tl.where(counts > 0, prefixes // chunks + 1, 0)
-    row_tiles = (counts * GROUP + BLOCK_M - 1) // BLOCK_M
-    items = pieces * row_tiles * KV_HEADS
+    pieces = tl.where(counts > 0, prefixes // chunk_lengths(prefixes, counts, HEADS) + 1, 0)
+    items = pieces * ((counts * GROUP + BLOCK_M - 1) // BLOCK_M) * KV_HEADS
     ends = tl.cumsum(items, 0)
     slots = counts * pieces
     for item in range(tl.program_id(0), tl.sum(items, 0), tl.num_programs(0)):
         request = tl.sum((ends <= item).to(tl.int32), 0)
-        first = pick(firsts, index, request)
-        count = pick(counts, index, request)
-        prefix = pick(prefixes, index, request)
-        chunk = pick(chunks, index, request)
-        split = pick(pieces, index, request)
-        tiles = pick(row_tiles, index, request)
+        place = item - tl.sum(tl.where(index < request, items, 0), 0)
         slot = tl.sum(tl.where(index < request, slots, 0), 0)
-        place = item - pick(ends - items, index, request)
+        first, count, prefix = request_at(cu_nodes, cu_stride, prefix_len, prefix_stride, request)
+        chunk = chunk_lengths(prefix, count, HEADS)
+        split = prefix // chunk + 1
+        tiles = (count * GROUP + BLOCK_M - 1) // BLOCK_M
         # Row tiles innermost: neighbours in time read the same keys.
         row_tile = place % tiles
         head = place // tiles % KV_HEADS
@@ -109,20 +135,13 @@ def tree_attention_kernel(
         is_last = piece == split - 1
         whole = tl.where(is_last, (prefix - begin) // BLOCK_N * BLOCK_N, chunk) + begin
         for start in range(begin, whole, BLOCK_N):
-            if PAGE % BLOCK_N == 0:
-                page = tl.load(table + start // PAGE * table_entry).to(tl.int64)
-                k_at = k_base + page * k_page + ((start % PAGE) + columns)[:, None] * k_slot
-                v_at = v_base + page * v_page + ((start % PAGE) + columns)[:, None] * v_slot
-            else:
-                at = start + columns
-                page = tl.load(table + at // PAGE * table_entry).to(tl.int64)
-                k_at = k_base + (page * k_page + (at % PAGE) * k_slot)[:, None]
-                v_at = v_base + (page * v_page + (at % PAGE) * v_slot)[:, None]
-            k = tl.load(k_at + dims[None, :] * k_dim)
-            v = tl.load(v_at + dims[None, :] * v_dim)
-            peak, total, mixed = _fold(
-                q_tile, k, v, peak, total, mixed, factor, real, False, WIDEN
-            )
+            k_at, v_at = _slots(
+                table, table_entry, start, columns, columns < BLOCK_N, dims, k_page, k_slot, k_dim,
+                v_page, v_slot, v_dim, PAGE, BY_PAGE, ALIKE,
+            )  # fmt: skip
+            k = tl.load(k_base + k_at)
+            v = tl.load(v_base + v_at)
+            peak, total, mixed = _fold(q_tile, k, v, peak, total, mixed, factor, real, False, WIDEN)
 
         # Tile -1 is the remainder of the prefix; from 0 on, the tree.
         tree = tl.minimum(count, WORDS * 64)
@@ -133,18 +152,13 @@ def tree_attention_kernel(
             column = tile * BLOCK_N + columns
             at = tl.where(in_tree, prefix, whole + BLOCK_N) + column
             live = at < tl.where(in_tree, prefix + tree, prefix)
-            page = tl.load(table + at // PAGE * table_entry, mask=live, other=0).to(tl.int64)
+            k_at, v_at = _slots(
+                table, table_entry, 0, at, live, dims, k_page, k_slot, k_dim,
+                v_page, v_slot, v_dim, PAGE, False, ALIKE,
+            )  # fmt: skip
             # What lies past the end is not read: 0 * NaN would reach every row.
-            k = tl.load(
-                k_base + (page * k_page + (at % PAGE) * k_slot)[:, None] + dims[None, :] * k_dim,
-                mask=live[:, None],
-                other=0.0,
-            )
-            v = tl.load(
-                v_base + (page * v_page + (at % PAGE) * v_slot)[:, None] + dims[None, :] * v_dim,
-                mask=live[:, None],
-                other=0.0,
-            )
+            k = tl.load(k_base + k_at, mask=live[:, None], other=0.0)
+            v = tl.load(v_base + v_at, mask=live[:, None], other=0.0)
             word = tl.load(
                 ancestors + row * words_row + tile * BLOCK_N // 64 * words_word,
                 mask=real & in_tree,
@@ -174,9 +188,7 @@ def tree_attention_kernel(
                 tl.store(lse + row * lse_row + q_heads * lse_head, log2_sum * LN_2, mask=real)
         else:
             place_of = (slot + piece * count + node).to(tl.int64) * HEADS + q_heads
-            tl.store(
-                partial + place_of[:, None] * DIM + dims[None, :], mixed, mask=real[:, None]
-            )
+            tl.store(partial + place_of[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
             tl.store(partial_lse + place_of, log2_sum, mask=real)
 
     # Padding rows: zeros, seen by nobody.

@@ -18,6 +18,7 @@ from jetflow_kernels.attention.merge import merge_kernel
 INTERPRETED = not isinstance(tree_attention_kernel, JITFunction)
 """Whether Triton was imported to interpret its kernels, which then run on CPU tensors."""
 _MERGED_AT_ONCE = 8
+_MERGE_PROGRAMS = 16
 
 
 def launch(
@@ -75,12 +76,15 @@ def launch(
         REQUESTS=block,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
+        BY_PAGE=tiles.by_page and pool.shape[1] % tiles.columns == 0,
+        ALIKE=pool.stride() == arguments.v_pool.stride(),
         WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
     if partial_rows:
-        merge_kernel[(rows, heads)](
+        shares = programs if INTERPRETED else programs * _MERGE_PROGRAMS
+        merge_kernel[(min(rows * heads, shares),)](
             *(arguments.cu_nodes, arguments.prefix_len, out, lse, partial, partial_lse),
             *arguments.cu_nodes.stride(),
             *arguments.prefix_len.stride(),
@@ -99,5 +103,3 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 3  # The interpreter runs programs one after the other; a few share the work.
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-

@@ -73,14 +73,23 @@ def tree_attention(
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
     result = q.new_empty(q.shape) if out is None else out
-    tree_attention_out(
+    torch.ops.jetflow_kernels.tree_attention_out(
         q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors, scale, result, lse
     )
     return result
 
 
-@torch.library.custom_op("jetflow_kernels::tree_attention_out", mutates_args=("out", "lse"))
-def tree_attention_out(
+# Defined by its schema: ``custom_op`` would import torch's compiler on the first call.
+OPERATOR = "jetflow_kernels::tree_attention_out"
+torch.library.define(
+    OPERATOR,
+    "(Tensor q, Tensor k_pool, Tensor v_pool, Tensor page_table, Tensor cu_nodes, "
+    "Tensor prefix_len, Tensor ancestors, float scale, Tensor(a!) out, Tensor(b!)? lse) -> ()",
+)
+
+
+@torch.library.impl(OPERATOR, ("cpu", "cuda"))
+def _tree_attention_out(
     q: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
@@ -92,15 +101,15 @@ def tree_attention_out(
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
-    """The operator behind ``tree_attention``, on arguments that were checked."""
+    """``tree_attention`` on arguments that were checked."""
     if util.find_spec("triton") is None:
         raise RuntimeError("tree_attention needs triton, which is not installed here")
     from jetflow_kernels.attention.launch import INTERPRETED, launch
 
     if q.device.type != ("cpu" if INTERPRETED else "cuda"):
         raise RuntimeError(
-            f"tree_attention runs on CUDA devices (on the CPU in Triton's interpreter), got tensors "
-            f"on {q.device}; tree_attention_reference runs anywhere"
+            f"tree_attention runs on CUDA devices, or on the CPU in Triton's interpreter; got "
+            f"tensors on {q.device}; tree_attention_reference runs anywhere"
         )
     launch(
         TreeAttentionArguments(q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors),
@@ -110,7 +119,7 @@ def tree_attention_out(
     )
 
 
-@tree_attention_out.register_fake
+@torch.library.register_fake(OPERATOR)
 def _(
     q: Tensor,
     k_pool: Tensor,

@@ -40,6 +40,8 @@ class Tiles:
     """Tiles of keys and values in flight."""
     programs: int
     """Programs started for each multiprocessor."""
+    by_page: bool
+    """Whether a tile that lies within one page looks its page up once instead of for each key."""
 
 
 def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype) -> Tiles:
@@ -54,11 +56,14 @@ def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype
     """
     small = rows * group <= 64 * requests
     if dtype == torch.float32:
-        return Tiles(rows=32, columns=32, warps=4 if dim <= 64 else 8, stages=1, programs=2)
-    stages = 3 if dim <= 128 else 2
+        warps = 4 if dim == 64 else 8
+        return Tiles(rows=32, columns=32, warps=warps, stages=1, programs=2, by_page=True)
+    if dim == 256:
+        return Tiles(rows=64, columns=32, warps=8, stages=2, programs=1, by_page=True)
     if small:
-        return Tiles(rows=64, columns=64, warps=4, stages=stages, programs=2)
-    return Tiles(rows=128, columns=64, warps=8, stages=stages, programs=1)
+        # A page for each key leaves the registers for which the other way spills.
+        return Tiles(rows=64, columns=64, warps=4, stages=3, programs=2, by_page=False)
+    return Tiles(rows=128, columns=64, warps=8, stages=3, programs=1, by_page=True)
 
 
 def most_splits(rows: int, heads: int) -> int:

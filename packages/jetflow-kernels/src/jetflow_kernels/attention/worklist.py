@@ -43,6 +43,8 @@ def requests_of(cu_nodes, cu_stride, prefix_len, prefix_stride, requests, BLOCK:
 
 
 @triton.jit
-def pick(values, index, wanted):
-    """The value at position ``wanted`` as a scalar."""
-    return tl.sum(tl.where(index == wanted, values, 0), 0)
+def request_at(cu_nodes, cu_stride, prefix_len, prefix_stride, request):
+    """First row, rows and prefix of one request, as scalars."""
+    first = tl.load(cu_nodes + request * cu_stride)
+    last = tl.load(cu_nodes + (request + 1) * cu_stride)
+    return first, last - first, tl.load(prefix_len + request * prefix_stride)

@@ -24,7 +24,7 @@ from jetflow_kernels.round.frontier_kernel import (
 _LARGEST = tl.constexpr(2147483647)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["depth", "parents", "width"])  # type: ignore[untyped-decorator]
 def check_kernel(
     tokens: tl.tensor,
     log_probs: tl.tensor,
@@ -83,7 +83,7 @@ def start_tree(
     tl.store(scores, 0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["capacity", "depth", "parents", "width", "num_words"])  # type: ignore[untyped-decorator]
 def best_first_kernel(
     tokens: tl.tensor,
     log_probs: tl.tensor,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["table_stride", "max_pages", "capacity", "page"])  # type: ignore[untyped-decorator]
 def slots_kernel(
     page_table: tl.tensor,
     prefix_len: tl.tensor,
@@ -93,7 +93,7 @@ def copy_rows(
     tl.store(out + target, values, mask=(step < steps)[:, None] & inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["pool_programs", "pool_blocks", "table_stride", "steps", "page"])  # type: ignore[untyped-decorator]
 def commit_kernel(
     addresses: tl.tensor,
     page_table: tl.tensor,

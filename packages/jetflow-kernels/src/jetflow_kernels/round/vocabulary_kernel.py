@@ -40,9 +40,9 @@ def logit_of(key: tl.tensor) -> tl.tensor:
 def load_part(
     logits: tl.tensor, stride: tl.tensor, vocabulary: tl.tensor, PART: tl.constexpr
 ) -> tl.tensor:
-    """This program's part of its row as keys; the float32 logits; whether one is NaN.
+    """This program's part of its row: float32 logits, tokens, which exist, whether one is NaN.
 
-    NaN counts as -inf, what is past the vocabulary as no token.
+    NaN counts as -inf.
     """
     tokens = tl.program_id(1) * PART + tl.arange(0, PART)
     inside = tokens < vocabulary
@@ -50,11 +50,10 @@ def load_part(
     values = tl.load(row + tokens, mask=inside, other=-float("inf")).to(tl.float32)
     broken = values != values
     values = tl.where(broken, -float("inf"), values)
-    keys = tl.where(inside, keys_of(values, tokens), _NOTHING)
-    return keys, values, tl.max(broken.to(tl.int32))
+    return values, tokens, inside, tl.max(broken.to(tl.int32))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts", "count"])  # type: ignore[untyped-decorator]
 def topk_part_kernel(
     logits: tl.tensor,
     part_keys: tl.tensor,
@@ -67,7 +66,8 @@ def topk_part_kernel(
     PART: tl.constexpr,
 ) -> None:
     """The ``count`` greatest keys of one part of one row, its maximum, its sum of exponentials."""
-    keys, values, broken = load_part(logits, stride, vocabulary, PART)
+    values, tokens, inside, broken = load_part(logits, stride, vocabulary, PART)
+    keys = tl.where(inside, keys_of(values, tokens), _NOTHING)
     place = tl.program_id(0).to(tl.int64) * parts + tl.program_id(1)
     maximum = tl.max(values)
     shift = tl.where(tl.abs(maximum) < float("inf"), maximum, 0.0)
@@ -82,7 +82,7 @@ def topk_part_kernel(
         keys = tl.where(keys == best, _NOTHING, keys)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts", "count"])  # type: ignore[untyped-decorator]
 def topk_merge_kernel(
     part_keys: tl.tensor,
     part_maxima: tl.tensor,
@@ -122,7 +122,7 @@ def topk_merge_kernel(
         keys = tl.where(keys == best, _NOTHING, keys)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
 def argmax_part_kernel(
     logits: tl.tensor,
     part_keys: tl.tensor,
@@ -133,13 +133,15 @@ def argmax_part_kernel(
     PART: tl.constexpr,
 ) -> None:
     """The greatest key of one part of one row, and whether a logit there is NaN."""
-    keys, _, broken = load_part(logits, stride, vocabulary, PART)
+    values, tokens, inside, broken = load_part(logits, stride, vocabulary, PART)
+    best = tl.max(values)
+    token = tl.min(tl.where(inside & (values == best), tokens, _SIGN))
     place = tl.program_id(0).to(tl.int64) * parts + tl.program_id(1)
-    tl.store(part_keys + place, tl.max(keys))
+    tl.store(part_keys + place, keys_of(best, token))
     tl.store(part_broken + place, broken)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
 def argmax_merge_kernel(
     part_keys: tl.tensor,
     part_broken: tl.tensor,

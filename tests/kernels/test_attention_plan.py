@@ -1,0 +1,56 @@
+"""Pieces of a prefix: a function of one request, within the room made for them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jetflow_kernels.attention import plan
+
+HEADS = st.integers(1, 128)
+
+
+@given(prefix=st.integers(0, 200_000), rows=st.integers(1, 256), heads=HEADS)
+def test_pieces_cover_the_prefix(prefix: int, rows: int, heads: int) -> None:
+    chunk = plan.chunk_length(prefix, rows, heads)
+    pieces = plan.splits(prefix, rows, heads)
+    assert chunk % 64 == 0 and chunk >= plan.MIN_CHUNK
+    assert 1 <= pieces <= plan.most_splits(rows, heads) <= plan.MAX_SPLITS
+    # The last piece has the remainder, which is shorter than a chunk, and the tree.
+    assert 0 <= prefix - (pieces - 1) * chunk < chunk
+
+
+@given(rows=st.integers(1, 255), prefix=st.integers(0, 50_000), heads=HEADS)
+def test_one_row_more_changes_pieces_only_past_a_power_of_two(
+    rows: int, prefix: int, heads: int
+) -> None:
+    same = plan.chunk_length(prefix, rows, heads) == plan.chunk_length(prefix, rows + 1, heads)
+    assert same or rows & (rows - 1) == 0
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 256), st.integers(0, 60_000)), min_size=1),
+    heads=HEADS,
+    padding=st.integers(0, 9),
+    page=st.sampled_from([16, 128]),
+)
+def test_partial_results_fit_the_room_made_from_shapes(
+    requests: list[tuple[int, int]], heads: int, padding: int, page: int
+) -> None:
+    needed = 0
+    for rows, prefix in requests:
+        if rows and plan.splits(prefix, rows, heads) > 1:
+            needed += rows * plan.splits(prefix, rows, heads)
+    pages = max(-(-(rows + prefix) // page) for rows, prefix in requests)
+    total = sum(rows for rows, _ in requests) + padding
+    room = plan.partial_rows(total, len(requests), heads, pages * page)
+    assert needed <= room
+    # Requests in one piece keep their places too: the kernel counts all of them.
+    counted = sum(n * plan.splits(p, n, heads) for n, p in requests if n)
+    assert counted <= room or room == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "requests", "tile"), [(1, 1, 64), (16, 1, 64), (17, 1, 128), (32, 32, 64)]
+)
+def test_small_trees_get_small_tiles(rows: int, requests: int, tile: int) -> None:
+    assert plan.tiles_for(rows, requests, 4, 128, torch.bfloat16).rows == tile
