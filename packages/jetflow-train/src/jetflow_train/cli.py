@@ -22,9 +22,9 @@ Numbers = Annotated[list[float], Parameter(consume_multiple=True)]
 
 def regenerate(
     *,
-    target: Path,
     prompts: Files,
     out: Path,
+    target: Path | None = None,
     temperatures: Numbers | None = None,
     max_new_tokens: Positive = 160,
     max_prompt_tokens: Positive = 384,
@@ -37,9 +37,10 @@ def regenerate(
     """Let the target answer prompts; a folder that is partly there is completed.
 
     Args:
-        target: Folder of the target (transformers format, with tokenizer and chat template).
         prompts: JSONL files with the key `prompt`.
         out: Data folder to write.
+        target: Folder of the target (transformers format, with tokenizer and chat template);
+            the embedded SmolLM2-135M-Instruct if left out.
         temperatures: Each prompt is answered once at each; 0 is greedy. Default 0 0.7 0.8.
         max_new_tokens: Longest answer.
         max_prompt_tokens: Longer prompts are skipped.
@@ -60,7 +61,7 @@ def regenerate(
         seed=seed,
     )
     manifest = run_regenerate(
-        target,
+        _folder(target),
         prompts,
         out,
         config,
@@ -75,9 +76,9 @@ def regenerate(
 
 def train(
     *,
-    target: Path,
     data: Folders,
     out: Path,
+    target: Path | None = None,
     max_minutes: float | None = None,
     max_steps: Annotated[int | None, whole(1)] = None,
     eval_prompts: Files | None = None,
@@ -108,9 +109,9 @@ def train(
     share the rows of every step.
 
     Args:
-        target: Folder of the target.
         data: Data folders that this target wrote.
         out: Run folder: state, metrics, `head` and `head-8bit`.
+        target: Folder of the target; the embedded one if left out.
         max_minutes: Horizon in time (without the first, compiling step).
         max_steps: Horizon in steps, instead of `max_minutes`.
         eval_prompts: JSONL prompt files, each its own held-out set.
@@ -147,7 +148,7 @@ def train(
 
     with joined() as world:
         head = run_train(
-            target,
+            _folder(target),
             data,
             out,
             TrainConfig(
@@ -183,34 +184,45 @@ def train(
         say(f"head: {head}")
 
 
-def evaluate(*, target: Path, head: Path, prompts: Files, limit: Positive = 128) -> None:
+def evaluate(
+    *, head: Path, prompts: Files, target: Path | None = None, limit: Positive = 128
+) -> None:
     """Tau of a stored head, walked offline over greedy answers to held-out prompts.
 
     Args:
-        target: Folder of the target.
         head: Folder of the head.
         prompts: JSONL prompt files, each its own set.
+        target: Folder of the target; the embedded one if left out.
         limit: Prompts taken from each.
     """
     eval_sets = named_sets(prompts)
     from jetflow_train.run import run_evaluate
 
-    run_evaluate(target, head, eval_sets, limit=limit, report=say)
+    run_evaluate(_folder(target), head, eval_sets, limit=limit, report=say)
 
 
-def smoke(*, target: Path, prompts: Files, out: Path, seconds: float = 10.0) -> None:
+def smoke(*, prompts: Files, out: Path, target: Path | None = None, seconds: float = 10.0) -> None:
     """Run every phase for a few seconds at the default training shapes.
 
     Args:
-        target: Folder of the target.
         prompts: JSONL prompt files.
         out: An empty folder.
+        target: Folder of the target; the embedded one if left out.
         seconds: Training time.
     """
     from jetflow_train.smoke import run_smoke
     from jetflow_train.train_config import TrainConfig
 
-    run_smoke(target, prompts, out, TrainConfig(), seconds=seconds, report=say)
+    run_smoke(_folder(target), prompts, out, TrainConfig(), seconds=seconds, report=say)
+
+
+def _folder(target: Path | None) -> Path:
+    """The target's folder; the embedded one is converted at its first use."""
+    if target is not None:
+        return target
+    from jetflow_core.defaults import default_target
+
+    return default_target()
 
 
 def say(text: str) -> None:
