@@ -1,4 +1,7 @@
-"""Interpreted Triton equals the float64 reference over pairs of shapes, masks and layouts."""
+"""Triton equals the float64 reference over pairs of shapes, masks and layouts.
+
+On the CPU with TRITON_INTERPRET=1; without it the same lists run on a CUDA device.
+"""
 
 from collections.abc import Callable
 from itertools import combinations, product
@@ -10,8 +13,10 @@ import triton
 import triton.language as tl
 from jetflow_kernels import tree_attention, tree_attention_reference
 from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.launch import INTERPRETED
 from jetflow_kernels.attention.worklist import chunk_lengths
 
+DEVICE = "cpu" if INTERPRETED else "cuda"
 ATOL = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Nodes and prefixes: word, page, tile and chunk borders, N = 1, no prefix, a request without rows.
 BATCHES = (
@@ -74,6 +79,15 @@ CASES = _pairwise(AXES)
 QUICK_CASES = CASES[:: -(-len(CASES) // QUICK)]
 
 
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the device, with its strides."""
+    if DEVICE == "cpu":
+        return tensor
+    storage = tensor.untyped_storage().to(DEVICE)
+    empty = torch.empty(0, dtype=tensor.dtype, device=DEVICE)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 def _check(make_batch: Callable[..., Any], case: dict[str, Any], **calls: Any) -> None:
     nodes, prefixes = case["batch"]
     batch = make_batch(
@@ -90,12 +104,13 @@ def _check(make_batch: Callable[..., Any], case: dict[str, Any], **calls: Any) -
         fused = torch.cat([batch.q, batch.q], dim=-1)
         arguments["q"] = fused[..., :dim]
     lse, want_lse = (torch.full(batch.q.shape[:2], torch.nan) for _ in range(2))
-    out = torch.full_like(batch.q, torch.nan)
+    lse, out = lse.to(DEVICE), torch.full_like(batch.q, torch.nan, device=DEVICE)
+    arguments = {name: _moved(tensor) for name, tensor in arguments.items()}
     got = tree_attention(**arguments, out=out, lse=lse, **calls)
     want = tree_attention_reference(**batch.arguments, lse=want_lse, **calls)
     assert got is out
-    torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=ATOL[case["dtype"]])
-    torch.testing.assert_close(lse, want_lse, rtol=0, atol=1e-5)
+    torch.testing.assert_close(got.cpu().double(), want.double(), rtol=0, atol=ATOL[case["dtype"]])
+    torch.testing.assert_close(lse.cpu(), want_lse, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", QUICK_CASES, ids=str)
@@ -135,8 +150,8 @@ def test_device_and_plan_cut_alike(heads: int) -> None:
     prefix = torch.randint(0, 60_000, (1024,), dtype=torch.int32)
     rows = torch.randint(1, 257, (1024,), dtype=torch.int32)
     rows[:9] = 1 << torch.arange(9, dtype=torch.int32)
-    found = torch.zeros_like(prefix)
-    _chunks[(1,)](prefix, rows, found, HEADS=heads, COUNT=1024)
+    found = torch.zeros_like(prefix, device=DEVICE)
+    _chunks[(1,)](prefix.to(DEVICE), rows.to(DEVICE), found, HEADS=heads, COUNT=1024)
     want = [
         plan.chunk_length(p, n, heads) for p, n in zip(prefix.tolist(), rows.tolist(), strict=True)
     ]
