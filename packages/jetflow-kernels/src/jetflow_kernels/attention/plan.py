@@ -57,7 +57,7 @@ def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype
     small = rows * group <= 64 * requests
     if dtype == torch.float32:
         warps = 4 if dim == 64 else 8
-        return Tiles(rows=32, columns=32, warps=warps, stages=1, programs=2, by_page=True)
+        return Tiles(rows=32, columns=32, warps=warps, stages=1, programs=2, by_page=False)
     if dim == 256:
         return Tiles(rows=64, columns=32, warps=8, stages=2, programs=1, by_page=True)
     if small:
