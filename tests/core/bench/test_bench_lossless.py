@@ -170,7 +170,7 @@ def test_a_failed_worker_is_named(tmp_path: Path) -> None:
     place = Workplace(target=str(tmp_path / "nowhere"), head=None, device="cpu", dtype="float32",
                       max_new_tokens=2, num_slots=1, threads=1)  # fmt: skip
     tasks = [Task("wrong", 2, (0,)), Task("oracle", 2, (0,))]
-    with pytest.raises(WorkerError, match=r"ValueError: cannot load a target from .*nowhere"):
+    with pytest.raises(WorkerError, match=r"TargetLoadError: cannot load a target from .*nowhere"):
         list(run_tasks(place, [], tasks, processes=2))
 
 
