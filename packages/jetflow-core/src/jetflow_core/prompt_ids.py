@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import SupportsIndex
 
 
 def prompt_ids(prompt: object) -> tuple[int, ...]:
@@ -24,14 +25,13 @@ def prompt_ids(prompt: object) -> tuple[int, ...]:
 
 def _whole(token: object) -> int:
     try:
-        if isinstance(token, bool):
-            raise TypeError
         # Numbers of numpy and torch have it too; numbers with a fraction, and text, do not.
-        return operator.index(token)  # type: ignore[arg-type]
+        if isinstance(token, SupportsIndex) and not isinstance(token, bool):
+            return operator.index(token)
     except TypeError:
-        raise ValueError(
-            f"a prompt holds token ids, which are whole numbers; got {_short(token)}"
-        ) from None
+        # A tensor always looks like one; only with a single whole number inside it is one.
+        pass
+    raise ValueError(f"a prompt holds token ids, which are whole numbers; got {_short(token)}")
 
 
 def _short(value: object, most: int = 60) -> str:

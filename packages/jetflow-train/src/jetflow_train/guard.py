@@ -26,6 +26,7 @@ class StepGuard:
 
     def arm(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
         """Let ``optimizer`` skip its next step if the gradient's ``norm`` is not finite."""
+        # As torch's gradient scaler does: fused optimizers look for it, no base class names it.
         optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
 
     def judge(self, steps: list[int], norms: list[float]) -> list[int]:

@@ -119,7 +119,7 @@ def _tree_attention_out(
     )
 
 
-@torch.library.register_fake(OPERATOR)  # type: ignore[untyped-decorator]
+@torch.library.register_fake(OPERATOR)
 def _(
     q: Tensor,
     k_pool: Tensor,

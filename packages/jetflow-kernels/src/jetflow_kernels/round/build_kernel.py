@@ -24,7 +24,7 @@ from jetflow_kernels.round.frontier_kernel import (
 _LARGEST = tl.constexpr(2147483647)
 
 
-@triton.jit(do_not_specialize=["depth", "parents", "width"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["depth", "parents", "width"])
 def check_kernel(
     tokens: tl.tensor,
     log_probs: tl.tensor,
@@ -57,7 +57,7 @@ def check_kernel(
     tl.store(good + level, fine.to(tl.int32))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def allowed_rows(
     good: tl.tensor,
     budget: tl.tensor,
@@ -72,7 +72,7 @@ def allowed_rows(
     return valid, tl.where(valid, budget, 1).to(tl.int32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def start_tree(
     tokens: tl.tensor, parents: tl.tensor, depths: tl.tensor, scores: tl.tensor, root: tl.tensor
 ) -> tl.tensor:
@@ -83,7 +83,7 @@ def start_tree(
     tl.store(scores, 0.0)
 
 
-@triton.jit(do_not_specialize=["capacity", "depth", "parents", "width", "num_words"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["capacity", "depth", "parents", "width", "num_words"])
 def best_first_kernel(
     tokens: tl.tensor,
     log_probs: tl.tensor,

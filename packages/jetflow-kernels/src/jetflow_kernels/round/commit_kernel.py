@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["table_stride", "max_pages", "capacity", "page"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["table_stride", "max_pages", "capacity", "page"])
 def slots_kernel(
     page_table: tl.tensor,
     prefix_len: tl.tensor,
@@ -29,7 +29,7 @@ def slots_kernel(
     tl.store(slots + request * capacity + rows, tl.where(inside, found, -1), mask=rows < capacity)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def slot_offsets(
     page_table: tl.tensor,
     places: tl.tensor,
@@ -43,7 +43,7 @@ def slot_offsets(
     return pages * page_stride + (places % page).to(tl.int64) * slot_stride
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def move_rows(
     pool: tl.tensor,
     table: tl.tensor,
@@ -72,7 +72,7 @@ def move_rows(
     tl.store(pool + (target[:, None] + within[None, :]), values, mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def copy_rows(
     features: tl.tensor,
     out: tl.tensor,
@@ -93,7 +93,7 @@ def copy_rows(
     tl.store(out + target, values, mask=(step < steps)[:, None] & inside)
 
 
-@triton.jit(do_not_specialize=["pool_programs", "pool_blocks", "table_stride", "steps", "page"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["pool_programs", "pool_blocks", "table_stride", "steps", "page"])
 def commit_kernel(
     addresses: tl.tensor,
     page_table: tl.tensor,

@@ -22,7 +22,7 @@ from jetflow_kernels.round.frontier_kernel import (
 _LARGEST = tl.constexpr(2147483647)
 
 
-@triton.jit(do_not_specialize=["capacity", "depth", "parents", "width", "children", "num_words"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["capacity", "depth", "parents", "width", "children", "num_words"])
 def all_children_kernel(
     tokens: tl.tensor,
     log_probs: tl.tensor,

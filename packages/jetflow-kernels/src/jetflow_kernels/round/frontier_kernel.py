@@ -17,21 +17,21 @@ _LARGEST_32 = tl.constexpr(2147483647)
 _LARGEST_64 = tl.constexpr(9223372036854775807)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def split(cost: tl.tensor) -> tl.tensor:
     """The halves (high, low) of costs in float64; each compares as a signed integer."""
     bits = cost.to(tl.int64, bitcast=True)
     return (bits >> 32).to(tl.int32), ((bits & 0xFFFFFFFF) - _HALF).to(tl.int32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def join(high: tl.tensor, low: tl.tensor) -> tl.tensor:
     """The float64 cost of its halves."""
     bits = (high.to(tl.int64) << 32) | (low.to(tl.int64) + _HALF)
     return bits.to(tl.float64, bitcast=True)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def best_after(
     row: tl.tensor,
     stride: tl.tensor,
@@ -75,7 +75,7 @@ def best_after(
     return best, best_low, found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def first_path(
     tied: tl.tensor,
     nodes: tl.tensor,
@@ -122,7 +122,7 @@ def first_path(
     return tied
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def write_words(
     words: tl.tensor,
     parents: tl.tensor,
@@ -158,7 +158,7 @@ def write_words(
     tl.store(words + rows[:, None] * num_words + columns, seen, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def finish(
     tokens: tl.tensor,
     parents: tl.tensor,

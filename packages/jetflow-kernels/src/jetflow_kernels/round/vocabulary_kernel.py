@@ -15,7 +15,7 @@ _NOTHING = tl.constexpr(-9223372036854775808)
 _SIGN = tl.constexpr(2147483647)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def keys_of(values: tl.tensor, tokens: tl.tensor) -> tl.tensor:
     """The int64 keys of float32 logits without NaN; -0.0 counts as 0.0."""
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
@@ -23,20 +23,20 @@ def keys_of(values: tl.tensor, tokens: tl.tensor) -> tl.tensor:
     return (ordered.to(tl.int64) << 32) | (tokens ^ _SIGN).to(tl.int64)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def token_of(key: tl.tensor) -> tl.tensor:
     """The token of a key, int32."""
     return (key & 0xFFFFFFFF).to(tl.int32) ^ _SIGN
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def logit_of(key: tl.tensor) -> tl.tensor:
     """The logit of a key, float32."""
     ordered = (key >> 32).to(tl.int32)
     return tl.where(ordered < 0, ordered ^ _SIGN, ordered).to(tl.float32, bitcast=True)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def load_part(
     logits: tl.tensor, stride: tl.tensor, vocabulary: tl.tensor, PART: tl.constexpr
 ) -> tl.tensor:
@@ -53,7 +53,7 @@ def load_part(
     return values, tokens, inside, tl.max(broken.to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["parts", "count"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts", "count"])
 def topk_part_kernel(
     logits: tl.tensor,
     part_keys: tl.tensor,
@@ -82,7 +82,7 @@ def topk_part_kernel(
         keys = tl.where(keys == best, _NOTHING, keys)
 
 
-@triton.jit(do_not_specialize=["parts", "count"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts", "count"])
 def topk_merge_kernel(
     part_keys: tl.tensor,
     part_maxima: tl.tensor,
@@ -122,7 +122,7 @@ def topk_merge_kernel(
         keys = tl.where(keys == best, _NOTHING, keys)
 
 
-@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts"])
 def argmax_part_kernel(
     logits: tl.tensor,
     part_keys: tl.tensor,
@@ -141,7 +141,7 @@ def argmax_part_kernel(
     tl.store(part_broken + place, broken)
 
 
-@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts"])
 def argmax_merge_kernel(
     part_keys: tl.tensor,
     part_broken: tl.tensor,

@@ -10,7 +10,7 @@ from jetflow_kernels.round.frontier_kernel import write_words
 _LARGEST = tl.constexpr(2147483647)
 
 
-@triton.jit(do_not_specialize=["capacity", "num_words"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["capacity", "num_words"])
 def pack_kernel(
     parents: tl.tensor,
     num_nodes: tl.tensor,
@@ -37,7 +37,7 @@ def pack_kernel(
     write_words(words, parents, rows, capacity, count, num_words, COLUMNS)
 
 
-@triton.jit(do_not_specialize=["capacity", "max_depth"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["capacity", "max_depth"])
 def accept_kernel(
     tokens: tl.tensor,
     parents: tl.tensor,
