@@ -15,7 +15,8 @@ from jetflow_core.head.context import PaddedContext
 from jetflow_core.head.drafter import HeadDrafter
 from jetflow_core.head.model import DraftHead
 from jetflow_train.blocks import run_blocks
-from jetflow_train.evaluate import draft_everywhere, evaluate
+from jetflow_train.evaluation.drafts import draft_everywhere
+from jetflow_train.evaluation.offline import evaluate
 from jetflow_train.guard import DivergedError
 from jetflow_train.initialise import head_config, new_head, spread_taps
 from jetflow_train.objectives import Objective

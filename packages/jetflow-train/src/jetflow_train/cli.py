@@ -196,7 +196,7 @@ def evaluate(
         limit: Prompts taken from each.
     """
     eval_sets = named_sets(prompts)
-    from jetflow_train.run import run_evaluate
+    from jetflow_train.evaluation.job import run_evaluate
 
     run_evaluate(_folder(target), head, eval_sets, limit=limit, report=say)
 

@@ -1,27 +1,24 @@
-"""Whole jobs that the commands call: regenerate, train, evaluate."""
+"""Whole jobs that the commands call: regenerate and train."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from jetflow_core.head.checkpoint import HeadInfo, load_head, save_head
+from jetflow_core.head.checkpoint import HeadInfo, save_head
 from jetflow_core.head.model import DraftHead
-from numpy.typing import NDArray
 
-from jetflow_train.decode import BatchDecoder
 from jetflow_train.distributed import World
-from jetflow_train.evaluate import Evaluation, evaluate
+from jetflow_train.evaluation.offline import evaluate_sets, pooled_top1
+from jetflow_train.evaluation.sets import load_eval_sets
 from jetflow_train.files import check_folder, sha256_file, write_json
 from jetflow_train.initialise import head_config, new_head
 from jetflow_train.prompts import load_prompts
-from jetflow_train.regenerate import Job, RegenerateConfig, answer_group, regenerate
+from jetflow_train.regenerate import RegenerateConfig, regenerate
 from jetflow_train.schedule import Horizon
 from jetflow_train.shards import MANIFEST, Corpus, load_corpus
 from jetflow_train.target import FrozenTarget, load_target
@@ -29,8 +26,6 @@ from jetflow_train.train_config import TrainConfig
 from jetflow_train.trainer import STATE, Trainer
 
 Report = Callable[[str], None]
-EvalSets = Mapping[str, Sequence[NDArray[np.int64]]]
-"""Token ids of prompts by the name of their set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,27 +141,12 @@ def run_train(
     info = HeadInfo(
         target=target_dir.name,
         tokenizer_sha256=_tokenizer_sha256(target_dir),
-        top1_by_depth=_pooled_top1(results),
+        top1_by_depth=pooled_top1(results),
         provenance=_provenance(target, data, config, trainer, results),
     )
     for name, eight_bit in (("head", False), ("head-8bit", True)):
         save_head(out / name, trainer.head, info, eight_bit=eight_bit)
     return out / "head"
-
-
-def run_evaluate(
-    target_dir: Path,
-    head_dir: Path,
-    eval_sets: Mapping[str, Sequence[Path]],
-    *,
-    limit: int = 128,
-    report: Report = print,
-) -> dict[str, dict[str, Any]]:
-    """Tau of a stored head on held-out prompts."""
-    prompts = load_eval_sets(target_dir, eval_sets, limit)
-    target = open_target(target_dir)
-    head = load_head(head_dir, device=target.device).head
-    return evaluate_sets(target, head, prompts, report)
 
 
 def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: int) -> DraftHead:
@@ -185,69 +165,6 @@ def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: i
     rows = min(16, len(corpus.tokens) // width)
     sample = torch.from_numpy(corpus.tokens[: rows * width].astype("int64")).view(rows, width)
     return new_head(target, config, sample.to(target.device), seed)
-
-
-def load_eval_sets(
-    target_dir: Path, eval_sets: Mapping[str, Sequence[Path]], limit: int
-) -> EvalSets:
-    """Token ids of the prompts of each set, at most 1024 a prompt, the first ``limit`` of a file.
-
-    Raises:
-        ValueError: a file cannot be read, or a set holds no prompt that is short enough.
-    """
-    found: dict[str, list[NDArray[np.int64]]] = {}
-    for name, files in eval_sets.items():
-        found[name] = [p for p in load_prompts(target_dir, files, limit).tokens if len(p) <= 1024]
-        if not found[name]:
-            raise ValueError(f"no prompt of at most 1024 tokens in {', '.join(map(str, files))}")
-    return found
-
-
-def evaluate_sets(
-    target: FrozenTarget,
-    head: DraftHead,
-    eval_sets: EvalSets,
-    report: Report,
-) -> dict[str, dict[str, Any]]:
-    """Answer each set greedily (at most 128 new tokens, loops cut) and walk the answers."""
-    results: dict[str, dict[str, Any]] = {}
-    for name, prompts in eval_sets.items():
-        corpus = greedy_answers(target, prompts)
-        found: dict[str, Any] = {"prompts": len(corpus), "tokens": len(corpus.tokens)}
-        kinds = (True, False) if head.path is not None else (False,)
-        for use_path in kinds:
-            began = time.monotonic()
-            result = evaluate(target, head, corpus, use_path=use_path)
-            key = "path" if use_path else "marginal"
-            found[key] = _as_dict(result)
-            report(f"{name} {key}: {result.line()} ({time.monotonic() - began:.1f} s)")
-        results[name] = found
-    return results
-
-
-def greedy_answers(target: FrozenTarget, prompts: Sequence[NDArray[np.int64]]) -> Corpus:
-    """Greedy answers of at most 128 tokens to ``prompts`` of token ids."""
-    decoder = BatchDecoder(
-        target,
-        rows=len(prompts),
-        capacity=max(map(len, prompts)) + 128,
-        max_new_tokens=128,
-    )
-    jobs = [Job(prompt=i, temperature=0.0) for i in range(len(prompts))]
-    return answer_group(decoder, prompts, jobs, seed=0, number=0)
-
-
-def _as_dict(result: Evaluation) -> dict[str, Any]:
-    return {
-        "tau": {name: walked.tau for name, walked in result.walks.items()},
-        "walks": {name: asdict(walked) for name, walked in result.walks.items()},
-        "top1_by_depth": list(result.top1_by_depth),
-    }
-
-
-def _pooled_top1(results: Mapping[str, dict[str, Any]]) -> tuple[float, ...]:
-    rows = [found.get("path", found["marginal"])["top1_by_depth"] for found in results.values()]
-    return tuple(round(sum(column) / len(column), 4) for column in zip(*rows, strict=True))
 
 
 def _tokenizer_sha256(target_dir: Path) -> str:

@@ -9,16 +9,11 @@ from pathlib import Path
 
 import torch
 
+from jetflow_train.evaluation.offline import evaluate_sets
+from jetflow_train.evaluation.sets import load_eval_sets
 from jetflow_train.packing import depth_weights
 from jetflow_train.regenerate import RegenerateConfig
-from jetflow_train.run import (
-    HeadChoice,
-    evaluate_sets,
-    load_eval_sets,
-    open_target,
-    run_regenerate,
-    start_head,
-)
+from jetflow_train.run import HeadChoice, open_target, run_regenerate, start_head
 from jetflow_train.schedule import Horizon
 from jetflow_train.shards import load_corpus
 from jetflow_train.step import autocast, document_mask, put
