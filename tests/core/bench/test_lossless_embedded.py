@@ -7,17 +7,16 @@ import pytest
 from jetflow_core.bench.grid import DRAFTERS
 from jetflow_core.bench.lossless import LosslessSettings, run_lossless
 
-PROMPTS = (
-    "A baker makes 12 rolls an hour for 5 hours and sells 41 of them. How many are left?",
-    "Write a Python function that says whether a word reads the same backwards.",
-)
+# One prompt, since 256 rows cost a second a pass on a core; 60 prompts of 128 tokens are recorded
+# in docs/benchmarks/lossless.md.
+PROMPT = "A baker makes 12 rolls an hour for 5 hours and sells 41 of them. How many are left?"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_drafter_and_budget_writes_what_transformers_writes(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+    prompts.write_text(json.dumps({"prompt": PROMPT}))
     settings = LosslessSettings(prompts=(str(prompts),), max_new_tokens=32, processes=2, threads=1)
     report = run_lossless(settings)
     assert report["passed"], report["differences"]
