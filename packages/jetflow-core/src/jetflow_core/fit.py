@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
-from jetflow_core.head.checkpoint import LoadedHead
+from jetflow_core.head.checkpoint import HeadInfo, LoadedHead
+from jetflow_core.head.config import HeadConfig
 from jetflow_core.target import Target
 
 
@@ -48,30 +50,55 @@ def check_fit(head: LoadedHead, target: Target) -> None:
     Raises:
         HeadMismatch: naming what differs, with both values.
     """
-    config = head.config
-    pairs = (
-        ("hidden size", config.hidden_size, target.hidden_size),
-        ("vocabulary", config.vocab_size, target.vocab_size),
-        ("number of layers", config.num_target_layers, target.num_layers),
+    check_sizes(
+        head.config,
+        head.path,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        num_layers=target.num_layers,
     )
-    for what, wanted, found in pairs:
-        if wanted != found:
-            raise HeadMismatch(
-                f"the head at {head.path} was made for a target whose {what} is {wanted}; "
-                f"this target's is {found}"
-            )
     weight = next(head.head.parameters())
     if (weight.dtype, weight.device) != (target.dtype, target.device):
         raise HeadMismatch(
             f"the head at {head.path} was loaded as {weight.dtype} on {weight.device}; "
             f"this target is {target.dtype} on {target.device}"
         )
-    wanted_hash = head.info.tokenizer_sha256
-    if wanted_hash is None or target.tokenizer_source is None:
+    if head.info.tokenizer_sha256 is not None and target.tokenizer_source is not None:
+        check_vocabulary(head.info, head.path, target.tokenizer)
+
+
+def check_sizes(
+    config: HeadConfig, path: Path, *, hidden_size: int, vocab_size: int, num_layers: int
+) -> None:
+    """Compares the sizes that the head at ``path`` was made for with a target's.
+
+    Raises:
+        HeadMismatch: naming what differs, with both values.
+    """
+    pairs = (
+        ("hidden size", config.hidden_size, hidden_size),
+        ("vocabulary", config.vocab_size, vocab_size),
+        ("number of layers", config.num_target_layers, num_layers),
+    )
+    for what, wanted, found in pairs:
+        if wanted != found:
+            raise HeadMismatch(
+                f"the head at {path} was made for a target whose {what} is {wanted}; "
+                f"this target's is {found}"
+            )
+
+
+def check_vocabulary(info: HeadInfo, path: Path, tokenizer: Vocabulary) -> None:
+    """Compares the vocabulary that the head at ``path`` was made for, if it says, with another.
+
+    Raises:
+        HeadMismatch: they differ; with both fingerprints.
+    """
+    if info.tokenizer_sha256 is None:
         return
-    found_hash = tokenizer_fingerprint(target.tokenizer)
-    if wanted_hash != found_hash:
+    found = tokenizer_fingerprint(tokenizer)
+    if info.tokenizer_sha256 != found:
         raise HeadMismatch(
-            f"the head at {head.path} was made for a tokenizer with fingerprint "
-            f"{wanted_hash[:12]}; this target's is {found_hash[:12]}"
+            f"the head at {path} was made for a tokenizer with fingerprint "
+            f"{info.tokenizer_sha256[:12]}; this target's is {found[:12]}"
         )
