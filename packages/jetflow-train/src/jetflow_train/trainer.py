@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +21,12 @@ from jetflow_train.distributed import World
 from jetflow_train.files import write_atomic
 from jetflow_train.guard import DivergedError, StepGuard
 from jetflow_train.objectives import Objective
+from jetflow_train.pace import pace
 from jetflow_train.packing import Batch, build_batch, depth_weights, pack
 from jetflow_train.schedule import Horizon, learning_rate_factor
 from jetflow_train.shards import Corpus, check_same
+from jetflow_train.sinks.base import MetricSink
+from jetflow_train.sinks.choose import open_sinks
 from jetflow_train.step import StepFunctions, StepLosses
 from jetflow_train.target import FrozenTarget
 from jetflow_train.train_config import TrainConfig
@@ -53,6 +55,7 @@ class Trainer:
         out: run folder, for the state and the metrics.
         compiled: compile the step's parts (a GPU); False runs them eagerly.
         world: the processes that share each step's rows.
+        sink: takes the figures; the metrics file in ``out`` if left out.
 
     Raises:
         ValueError: the rows of a step cannot be shared among the processes.
@@ -68,10 +71,12 @@ class Trainer:
         *,
         compiled: bool,
         world: World | None = None,
+        sink: MetricSink | None = None,
     ) -> None:
         self.target, self.head, self.corpus = target, head, corpus
         self.config, self.out = config, out
         self.world = world or World()
+        self.sink = sink or open_sinks(out)
         self.piece_rows = config.rows_of_a_piece(self.world.size)
         objective = Objective(config.loss, config.loss_temperature)
         self.functions = (StepFunctions.compiled if compiled else StepFunctions.plain)(objective)
@@ -228,12 +233,11 @@ class Trainer:
         progress.history.append(entry)
         if not self.world.leads:
             return
-        self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(entry) + "\n")
+        self.sink.write(progress.step, entry)
         report(
             f"step {progress.step} ({100 * share:.0f} %) base {base:.3f} path {path:.3f} "
             f"norm {entry['grad_norm']:.2f} {rate:,.0f} rows/s"
+            f"{pace(progress.step, progress.seconds, share)}"
         )
         for step, named in entry.get("skipped", {}).items():
             report(f"step {step} skipped, its gradient is not finite; sequences {named}")

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from cyclopts import App, Parameter
 
+from jetflow_core.commands.settings_file import read_settings
 from jetflow_core.reports.provenance import package_versions
 
 GROUP = "jetflow.commands"
@@ -56,10 +57,14 @@ def build_app(commands: Iterable[EntryPoint] | None = None) -> App:
 
 
 def new_app(name: str, text: str) -> App:
-    """An application without commands that leaves errors to ``jetflow_core.cli.run_app``."""
+    """An application without commands that leaves errors to ``jetflow_core.cli.run_app``.
+
+    A command with an option ``--config`` reads its options from that file too.
+    """
     return App(
         name=name,
         help=text,
+        config=(read_settings,),
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
