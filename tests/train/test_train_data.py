@@ -12,12 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from jetflow_core.offline import Answer
 from jetflow_core.reports.loops import FEWEST_REPEATED, looping_tail
-from jetflow_train.decode import BatchDecoder, Group, pick_tokens
+from jetflow_train import regenerate as regeneration
+from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
 from jetflow_train.loops import looping_tails
 from jetflow_train.packing import build_batch, depth_weights, pack
 from jetflow_train.prompts import PromptSet, read_prompts
-from jetflow_train.regenerate import RegenerateConfig, plan_groups, regenerate
+from jetflow_train.regenerate import RegenerateConfig, plan, regenerate
 from jetflow_train.shards import Corpus, DataMismatchError, load_corpus, read_manifest
 from jetflow_train.target import FrozenTarget, UnsupportedTargetError, from_model
 
@@ -44,51 +46,38 @@ def test_greedy_answers_are_those_of_transformers(
 ) -> None:
     model, target = make_target(tiny_model, kind)
     prompts = make_prompts(6).tokens
-    decoder = BatchDecoder(target, rows=8, capacity=64, max_new_tokens=24)
-    answers = decoder.answer(
-        Group(
-            prompts=prompts,
-            temperatures=np.zeros(6, np.float32),
-            uniforms=np.zeros((24, 6), np.float32),
-        )
-    )
-    for prompt, answer in zip(prompts, answers, strict=True):
+    settings = AnswerSettings(max_new_tokens=24, rows=4)
+    questions = [(i, Question(prompt=i, temperature=0.0)) for i in range(6)]
+    found = {each.number: each for each in answers(target, prompts, questions, settings, 12)}
+    assert sorted(found) == list(range(6))
+    for i, prompt in enumerate(prompts):
         inputs = torch.from_numpy(prompt)[None]
         plain = model.generate(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=24, do_sample=False
         )
-        assert answer.tolist() == plain[0, len(prompt) :].tolist()
+        assert found[i].tokens.tolist() == plain[0, len(prompt) :].tolist()
 
 
-def test_a_group_answers_like_its_prompts_alone(tiny_model: Callable[..., Any]) -> None:
-    _, target = make_target(tiny_model, "llama")
-    prompts = make_prompts(5, seed=3).tokens
-    temperatures = np.asarray([0.0, 0.7, 1.0, 0.8, 0.0], np.float32)
-    uniforms = np.random.default_rng(1).random((20, 5), dtype=np.float32)
-    decoder = BatchDecoder(target, rows=5, capacity=40, max_new_tokens=20)
-    together = decoder.answer(Group(prompts, temperatures, uniforms))
-    for i in range(5):
-        alone = decoder.answer(
-            Group(prompts[i : i + 1], temperatures[i : i + 1], uniforms[:, i : i + 1])
-        )
-        assert alone[0].tolist() == together[i].tolist()
-
-
-def test_sampled_tokens_follow_the_distribution() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, -50.0]]).expand(4000, -1)
-    uniforms = (torch.arange(4000) + 0.5) / 4000
-    picked = pick_tokens(logits, torch.full((4000,), 0.5), uniforms, True)
-    shares = torch.bincount(picked, minlength=4) / 4000
-    assert torch.allclose(shares, torch.softmax(logits[0] / 0.5, -1), atol=1e-3)
-    greedy = pick_tokens(logits, torch.zeros(4000), uniforms, True)
-    assert (greedy == 2).all()
+def test_loops_are_cut_from_greedy_answers_that_did_not_end() -> None:
+    loop = np.asarray([9, *[7, 8] * 20])
+    questions = {
+        3: Question(prompt=0, temperature=0.0),
+        4: Question(prompt=0, temperature=0.0),
+        5: Question(prompt=0, temperature=0.7),
+    }
+    found = {n: Answer(n, loop, finished=n == 4) for n in questions}
+    corpus = as_corpus([np.asarray([1, 2])], questions, found)
+    assert corpus.sequence(0).tolist() == [1, 2, 9, 7, 8]
+    assert corpus.sequence(1).tolist() == corpus.sequence(2).tolist() == [1, 2, *loop]
+    assert corpus.finished.tolist() == [False, True, False]
+    np.testing.assert_array_equal(corpus.temperature, np.float32([0, 0, 0.7]))
 
 
 def test_a_killed_run_goes_on_exactly(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
     _, target = make_target(tiny_model, "llama")
     prompts, config = (
         make_prompts(30),
-        RegenerateConfig(rows=4, max_new_tokens=12, temperatures=(0.0, 1.0)),
+        RegenerateConfig(rows=4, max_new_tokens=12, temperatures=(0.0, 1.0), shard_rows=16),
     )
     whole = regenerate(target, prompts, tmp_path / "whole", config, report=_quiet)
     assert whole["complete"] and whole["jobs"]["answered"] == 60
@@ -101,6 +90,45 @@ def test_a_killed_run_goes_on_exactly(tiny_model: Callable[..., Any], tmp_path: 
     assert {e["name"]: e["sha256"] for e in rest["shards"]} == {
         e["name"]: e["sha256"] for e in whole["shards"]
     }
+
+
+@pytest.mark.parametrize("call", ["save_shard", "write_manifest"])
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_kill_at_any_write_loses_and_doubles_nothing(
+    tiny_model: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    at: int,
+    before: bool,
+) -> None:
+    _, target = make_target(tiny_model, "llama")
+    prompts = make_prompts(9)
+    config = RegenerateConfig(rows=3, max_new_tokens=4, temperatures=(0.0, 1.0), shard_rows=5)
+    whole = regenerate(target, prompts, tmp_path / "whole", config, report=_quiet)
+    calls, real = [0], getattr(regeneration, call)
+
+    def killed(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == at + 1 and before:
+            raise KeyboardInterrupt
+        done = real(*arguments)
+        if calls[0] == at + 1:
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(regeneration, call, killed)
+        regenerate(target, prompts, tmp_path / "cut", config, report=_quiet)
+    rest = regenerate(target, prompts, tmp_path / "cut", config, report=_quiet)
+    assert sorted(e["index"] for e in rest["shards"]) == list(range(4))
+    assert {e["name"]: e["sha256"] for e in rest["shards"]} == {
+        e["name"]: e["sha256"] for e in whole["shards"]
+    }
+    assert rest["jobs"] == whole["jobs"] == {
+        "asked": 18, "skipped": 0, "answered": 18, "missing": 0
+    }  # fmt: skip
 
 
 def test_other_targets_settings_and_damage_are_refused(
@@ -168,20 +196,12 @@ def test_looping_tails_equal_their_definition(
     assert looping_tails(tokens[None]).tolist() == [best if best >= FEWEST_REPEATED else 0]
 
 
-@given(
-    lengths=st.lists(st.integers(0, 9), max_size=40),
-    rows=st.integers(1, 7),
-    seed=st.integers(0, 3),
-)
-def test_groups_hold_every_job_once(lengths: list[int], rows: int, seed: int) -> None:
-    config = RegenerateConfig(
-        rows=rows, seed=seed, max_prompt_tokens=8, temperatures=(0.0, 0.7, 1.0)
-    )
-    groups = plan_groups(lengths, config)
-    jobs = [(job.prompt, job.temperature) for group in groups for job in group]
+@given(lengths=st.lists(st.integers(0, 9), max_size=40), seed=st.integers(0, 3))
+def test_the_plan_asks_every_question_once(lengths: list[int], seed: int) -> None:
+    config = RegenerateConfig(seed=seed, max_prompt_tokens=8, temperatures=(0.0, 0.7, 1.0))
+    asked = [(question.prompt, question.temperature) for question in plan(lengths, config)]
     kept = [i for i, n in enumerate(lengths) if 1 <= n <= 8]
-    assert sorted(jobs) == sorted((i, t) for i in kept for t in config.temperatures)
-    assert all(len({job.temperature == 0 for job in group}) == 1 for group in groups)
+    assert sorted(asked) == sorted((i, t) for i in kept for t in config.temperatures)
 
 
 def corpus_of(pairs: list[tuple[int, int]]) -> Corpus:

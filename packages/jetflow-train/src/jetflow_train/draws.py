@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-GROUP_ORDER, GROUP_TOKENS, EPOCH_ORDER, ANCHORS = range(4)
+QUESTION_ORDER, ANSWER_TOKENS, EPOCH_ORDER, ANCHORS = range(4)
 """What a generator is for; two purposes never share numbers."""
 
 
@@ -14,6 +14,6 @@ def generator(purpose: int, seed: int, number: int) -> np.random.Generator:
     Args:
         purpose: one of the constants of this module.
         seed: the run's seed, >= 0.
-        number: of the item (a group, an epoch, a row of a step), >= 0.
+        number: of the item (a question, an epoch, a row of a step), >= 0.
     """
     return np.random.Generator(np.random.Philox(counter=[0, 0, 0, purpose], key=[seed, number]))

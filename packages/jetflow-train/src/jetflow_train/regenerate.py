@@ -1,28 +1,25 @@
 """Let the target answer prompts and store what it wrote.
 
-Every answer is a job: one prompt at one temperature. Jobs are cut into groups of like length by a
-rule that depends on the settings alone, and a group's random numbers depend on the seed and the
-group alone, so a run that was killed goes on with the groups that are missing.
+Every question is one prompt at one temperature. Their order and the cut into shards depend on the
+settings alone, and an answer's random numbers on the seed and the question's number alone, so a run
+that was killed goes on with the shards that are missing.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from jetflow_core.offline import Answer
 
-from jetflow_train.decode import BatchDecoder, Group
-from jetflow_train.draws import GROUP_ORDER, GROUP_TOKENS, generator
-from jetflow_train.loops import looping_tails
+from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
+from jetflow_train.draws import QUESTION_ORDER, generator
 from jetflow_train.prompts import PromptSet
 from jetflow_train.shards import (
-    Corpus,
     check_same,
     load_shard,
     read_manifest,
@@ -31,7 +28,8 @@ from jetflow_train.shards import (
 )
 from jetflow_train.target import FrozenTarget
 
-GROUPS_PER_SHARD = 4
+LIKE_LENGTHS = 64
+"""Questions of like length that stay together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +47,12 @@ class RegenerateConfig:
     """Longer prompts are skipped and counted."""
     rows: int = 2048
     """Sequences decoded at once."""
+    shard_rows: int = 8192
+    """Answers of a shard; what is lost when a run is killed is the shards not yet complete."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_prompt_tokens", "rows"):
+        for name in ("max_new_tokens", "max_prompt_tokens", "rows", "shard_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
@@ -63,66 +63,18 @@ class RegenerateConfig:
             raise ValueError(f"temperatures repeat a value: {self.temperatures}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """Answer prompt ``prompt`` at ``temperature``."""
+def plan(lengths: Sequence[int], config: RegenerateConfig) -> list[Question]:
+    """Every prompt that is short enough at every temperature, in the order of the answers.
 
-    prompt: int
-    temperature: float
-
-
-def plan_groups(lengths: Sequence[int], config: RegenerateConfig) -> list[list[Job]]:
-    """Groups of jobs of like length, greedy ones apart, in a shuffled order.
-
-    The order is shuffled so that a run ended early has answered prompts of every length.
+    Runs of like length stay together, since prompts are read in passes; the runs are shuffled, so
+    that a run ended early has answered prompts of every length.
     """
     kept = [i for i, length in enumerate(lengths) if 1 <= length <= config.max_prompt_tokens]
-    groups: list[list[Job]] = []
-    greedy = [t for t in config.temperatures if t == 0]
-    sampled = [t for t in config.temperatures if t > 0]
-    for temperatures in (greedy, sampled):
-        jobs = [Job(prompt=i, temperature=t) for i in kept for t in temperatures]
-        jobs.sort(key=lambda job: (lengths[job.prompt], job.prompt, job.temperature))
-        groups += [jobs[i : i + config.rows] for i in range(0, len(jobs), config.rows)]
-    order = generator(GROUP_ORDER, config.seed, 0).permutation(len(groups))
-    return [groups[i] for i in order]
-
-
-def answer_group(
-    decoder: BatchDecoder,
-    prompts: Sequence[NDArray[np.int64]],
-    jobs: Sequence[Job],
-    seed: int,
-    number: int,
-) -> Corpus:
-    """Answers of one group; the looping tails of greedy answers are cut off."""
-    draw = generator(GROUP_TOKENS, seed, number)
-    temperatures = np.asarray([job.temperature for job in jobs], dtype=np.float32)
-    asked = [prompts[job.prompt] for job in jobs]
-    shape = (decoder.max_new_tokens, len(jobs))
-    answers = decoder.answer(
-        Group(
-            prompts=asked,
-            temperatures=temperatures,
-            uniforms=draw.random(shape, dtype=np.float32),
-        )
-    )
-    stops = decoder.target.stop_tokens
-    _cut_loops(answers, temperatures, stops)
-    finished = np.asarray([answer[-1] in stops for answer in answers], dtype=np.bool_)
-    return Corpus.of(asked, answers, temperatures, finished)
-
-
-def _cut_loops(
-    answers: list[NDArray[np.int64]], temperatures: NDArray[np.float32], stops: Sequence[int]
-) -> None:
-    # An answer that ends with a stop token does not end in a loop; all others are of one length.
-    rows = [r for r, a in enumerate(answers) if temperatures[r] == 0 and a[-1] not in stops]
-    if rows:
-        for row, tail in zip(
-            rows, looping_tails(np.stack([answers[r] for r in rows])), strict=True
-        ):
-            answers[row] = answers[row][: len(answers[row]) - tail]
+    asked = [Question(prompt=i, temperature=t) for i in kept for t in config.temperatures]
+    asked.sort(key=lambda each: (lengths[each.prompt], each.prompt, each.temperature))
+    runs = [asked[i : i + LIKE_LENGTHS] for i in range(0, len(asked), LIKE_LENGTHS)]
+    order = generator(QUESTION_ORDER, config.seed, 0).permutation(len(runs))
+    return [each for i in order for each in runs[i]]
 
 
 def regenerate(
@@ -142,7 +94,7 @@ def regenerate(
         prompts: what it answers.
         out: the data folder.
         config: how it answers.
-        max_seconds: start no further group after this time; None: answer everything.
+        max_seconds: start no further shard after this time; None: answer everything.
         compiled: compile the decode step's layers (a GPU).
         report: receives a line of progress after each shard.
 
@@ -153,40 +105,84 @@ def regenerate(
         DataMismatchError: ``out`` was made by another target or with other settings.
     """
     lengths = [len(tokens) for tokens in prompts.tokens]
-    groups = plan_groups(lengths, config)
-    manifest = _open_manifest(target, prompts, out, config, groups)
-    have = {entry["index"] for entry in manifest["shards"]}
-    longest = max((n for n in lengths if n <= config.max_prompt_tokens), default=1)
-    decoder = BatchDecoder(
+    asked = plan(lengths, config)
+    manifest = _open_manifest(target, prompts, out, config, len(asked))
+    missing = _missing_shards(manifest, asked, config)
+    pace = _Pace(sum(map(len, missing.values())), report)
+    found = answers(
         target,
-        rows=min(config.rows, max((len(group) for group in groups), default=1)),
-        capacity=longest + config.max_new_tokens,
-        max_new_tokens=config.max_new_tokens,
-        compiled=compiled,
+        prompts.tokens,
+        _numbered(missing, pace, max_seconds),
+        AnswerSettings(
+            max_new_tokens=config.max_new_tokens,
+            rows=min(config.rows, max(1, len(asked))),
+            seed=config.seed,
+            compiled=compiled,
+        ),
+        max((n for n in lengths if n <= config.max_prompt_tokens), default=1),
     )
-    start, written = time.monotonic(), 0
-    for shard, first in enumerate(range(0, len(groups), GROUPS_PER_SHARD)):
-        if shard in have:
-            continue
-        elapsed = time.monotonic() - start
-        if max_seconds is not None and elapsed >= max_seconds:
-            break
-        numbers = range(first, min(first + GROUPS_PER_SHARD, len(groups)))
-        corpus = Corpus.joined(
-            [answer_group(decoder, prompts.tokens, groups[n], config.seed, n) for n in numbers]
-        )
-        manifest["shards"].append(save_shard(out, shard, corpus, target.shape.vocab_size))
-        _account(manifest, groups)
-        write_manifest(out, manifest)
-        written += int(corpus.lengths.sum() - corpus.prompt_len.sum())
-        elapsed = time.monotonic() - start
-        report(
-            f"shard {shard + 1}/{-(-len(groups) // GROUPS_PER_SHARD)}: {written:,} new tokens, "
-            f"{written / elapsed:,.0f} tokens/s"
-        )
-    _account(manifest, groups)
+    done: dict[int, dict[int, Answer]] = {}
+    for answer in found:
+        shard = answer.number // config.shard_rows
+        done.setdefault(shard, {})[answer.number] = answer
+        pace.count(answer)
+        if len(done[shard]) == len(missing[shard]):
+            corpus = as_corpus(prompts.tokens, missing[shard], done.pop(shard))
+            manifest["shards"].append(save_shard(out, shard, corpus, target.shape.vocab_size))
+            _account(manifest, len(asked))
+            write_manifest(out, manifest)
+            pace.tell(shard)
+    _account(manifest, len(asked))
     write_manifest(out, manifest)
     return manifest
+
+
+def _missing_shards(
+    manifest: Mapping[str, Any], asked: Sequence[Question], config: RegenerateConfig
+) -> dict[int, dict[int, Question]]:
+    """The numbered questions of every shard that is not there yet."""
+    have = {entry["index"] for entry in manifest["shards"]}
+    size = config.shard_rows
+    numbered = dict(enumerate(asked))
+    return {
+        shard: {n: numbered[n] for n in range(shard * size, min((shard + 1) * size, len(asked)))}
+        for shard in range(-(-len(asked) // size))
+        if shard not in have
+    }
+
+
+def _numbered(
+    missing: Mapping[int, Mapping[int, Question]], pace: _Pace, max_seconds: float | None
+) -> Iterator[tuple[int, Question]]:
+    for questions in missing.values():
+        if max_seconds is not None and pace.seconds >= max_seconds:
+            return
+        yield from questions.items()
+
+
+class _Pace:
+    """Progress in lines: new tokens, their rate, and the time left."""
+
+    def __init__(self, questions: int, report: Callable[[str], None]) -> None:
+        self._start, self._report = time.monotonic(), report
+        self._questions, self._answered, self._tokens = questions, 0, 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def count(self, answer: Answer) -> None:
+        self._answered += 1
+        self._tokens += len(answer.tokens)
+
+    def tell(self, shard: int) -> None:
+        seconds = self.seconds
+        left = seconds * (self._questions - self._answered) / self._answered
+        self._report(
+            f"shard {shard} written, {self._answered:,} of {self._questions:,} answers, "
+            f"{self._tokens:,} new tokens, {self._tokens / seconds:,.0f} tokens/s, "
+            f"{left:,.0f} s left"
+        )
 
 
 def _open_manifest(
@@ -194,18 +190,20 @@ def _open_manifest(
     prompts: PromptSet,
     out: Path,
     config: RegenerateConfig,
-    groups: Sequence[Sequence[Job]],
+    questions: int,
 ) -> dict[str, Any]:
-    settings = {
+    settings: dict[str, Any] = {
         "target": target.fingerprint,
         "prompts": prompts.provenance,
         "generation": {**asdict(config), "temperatures": list(config.temperatures)},
     }
+    # How many sequences run side by side changes no answer.
+    del settings["generation"]["rows"]
     stored = read_manifest(out)
     if stored is None:
         asked = len(prompts.tokens) * len(config.temperatures)
-        skipped = asked - sum(len(group) for group in groups)
-        return {**settings, "shards": [], "jobs": {"asked": asked, "skipped": skipped}}
+        jobs = {"asked": asked, "skipped": asked - questions}
+        return {**settings, "shards": [], "jobs": jobs}
     check_same(stored, settings, out)
     # A listed shard that does not read back is refused here, before any work.
     for entry in stored["shards"]:
@@ -213,9 +211,9 @@ def _open_manifest(
     return stored
 
 
-def _account(manifest: dict[str, Any], groups: Sequence[Sequence[Job]]) -> None:
+def _account(manifest: dict[str, Any], questions: int) -> None:
     answered = sum(entry["rows"] for entry in manifest["shards"])
     jobs = manifest["jobs"]
     jobs["answered"] = answered
-    jobs["missing"] = sum(len(group) for group in groups) - answered
+    jobs["missing"] = questions - answered
     manifest["complete"] = jobs["missing"] == 0

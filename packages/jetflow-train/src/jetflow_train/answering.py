@@ -1,0 +1,112 @@
+"""The target's answers to questions: which prompt, at which temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jetflow_core.offline import Answer, Job, MaskedAttention, RowDecoder
+from jetflow_core.reports.loops import looping_tail
+from numpy.typing import NDArray
+
+from jetflow_train.draws import ANSWER_TOKENS, generator
+from jetflow_train.shards import Corpus
+from jetflow_train.stack import TargetStack
+from jetflow_train.target import FrozenTarget
+
+Prompts = Sequence[NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Answer prompt ``prompt`` at ``temperature``; 0 is greedy."""
+
+    prompt: int
+    temperature: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerSettings:
+    """How long answers are, and how many are written at once."""
+
+    max_new_tokens: int
+    rows: int
+    seed: int = 0
+    compiled: bool = False
+
+
+def answers(
+    target: FrozenTarget,
+    prompts: Prompts,
+    questions: Iterable[tuple[int, Question]],
+    settings: AnswerSettings,
+    longest_prompt: int,
+) -> Iterator[Answer]:
+    """Answers as they get done; each depends on seed, number and question alone.
+
+    Args:
+        target: the model that answers.
+        prompts: token ids.
+        questions: numbered, taken as rows become free.
+        settings: length, rows and seed.
+        longest_prompt: of those asked about, in tokens.
+    """
+    decoder = RowDecoder(
+        TargetStack(target, compiled=settings.compiled),
+        MaskedAttention(),
+        rows=settings.rows,
+        capacity=longest_prompt + settings.max_new_tokens,
+        max_new_tokens=settings.max_new_tokens,
+        # Prompts are read in passes of a useful size.
+        refill=max(1, settings.rows // 16),
+    )
+    return decoder.answer(
+        Job(
+            number=number,
+            prompt=prompts[question.prompt],
+            temperature=question.temperature,
+            uniforms=_uniforms(number, question, settings),
+        )
+        for number, question in questions
+    )
+
+
+def _uniforms(number: int, question: Question, settings: AnswerSettings) -> NDArray[np.float32]:
+    if question.temperature == 0:
+        return np.zeros(0, np.float32)
+    draw = generator(ANSWER_TOKENS, settings.seed, number)
+    return draw.random(settings.max_new_tokens, dtype=np.float32)
+
+
+def as_corpus(
+    prompts: Prompts, questions: Mapping[int, Question], found: Mapping[int, Answer]
+) -> Corpus:
+    """Prompts and answers in the order of ``questions``; looping tails of greedy ones cut off.
+
+    An answer that ends with a stop token does not end in a loop.
+    """
+    kept = {
+        number: found[number].tokens
+        if question.temperature > 0 or found[number].finished
+        else found[number].tokens[: looping_tail(found[number].tokens.tolist())]
+        for number, question in questions.items()
+    }
+    return Corpus.of(
+        [prompts[question.prompt] for question in questions.values()],
+        list(kept.values()),
+        np.asarray([question.temperature for question in questions.values()], dtype=np.float32),
+        np.asarray([found[number].finished for number in questions], dtype=np.bool_),
+    )
+
+
+def answer_all(
+    target: FrozenTarget, prompts: Prompts, temperature: float, settings: AnswerSettings
+) -> Corpus:
+    """Each prompt answered once at one temperature, in order; see ``as_corpus``."""
+    questions = {
+        number: Question(prompt=number, temperature=temperature) for number in range(len(prompts))
+    }
+    longest = max(map(len, prompts))
+    found = answers(target, prompts, questions.items(), settings, longest)
+    return as_corpus(prompts, questions, {answer.number: answer for answer in found})
