@@ -229,7 +229,7 @@ def test_a_broken_batch_is_skipped_and_named(
     before = [parameter.clone() for parameter in trainer.head.parameters()]
     trainer.run(Horizon(steps=3), report=told.append)
     assert all(map(torch.equal, before, trainer.head.parameters()))
-    named = [row.tolist() for row in trainer.sequences(2)]
+    named = [row.tolist() for row in trainer.feed.sequences(2)]
     assert f"step 2 skipped, its gradient is not finite; sequences {named}" in told
     trainer.run(Horizon(steps=4), report=_quiet)
     assert not all(map(torch.equal, before, trainer.head.parameters()))
@@ -263,7 +263,7 @@ def test_rows_that_cannot_be_shared_out_are_refused() -> None:
 
 def test_the_path_term_learns_on_a_detached_base(target: FrozenTarget) -> None:
     """The base's gradient is that of its own loss alone, whatever the path term reads of it."""
-    batch = make_trainer(target, Path("unused")).batch(0)
+    batch = make_trainer(target, Path("unused")).feed.batch(0)
     weights = np.ones((*batch.reach.shape, 4), np.float32)
     gradients = []
     for scale in (0.0, 1.0):

@@ -7,6 +7,9 @@ context cut before the anchor.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 from jetflow_core.head.layers import HeadLayer, rotary
 from jetflow_core.head.model import DraftHead
@@ -21,6 +24,7 @@ def run_blocks(
     documents: Tensor,
     positions: Tensor,
     anchors: Tensor,
+    layers: Sequence[Callable[..., Tensor]] | None = None,
 ) -> Tensor:
     """Rows that predict depths 1.. of every block.
 
@@ -32,6 +36,7 @@ def run_blocks(
         documents: int64 ``[R, T]``, the sequence of each column.
         positions: int64 ``[R, T]``.
         anchors: int64 ``[R, A]``, columns of the roots.
+        layers: ``run_block_layer`` of each layer of the head; None: the head's own.
 
     Returns:
         ``[R, A, depth, hidden]``, ready for the target's lm_head.
@@ -47,14 +52,43 @@ def run_blocks(
     rope = rotary(places, config.head_dim, config.rope_theta, block.dtype)
     visible = context_mask(documents, anchors)
     own = head.block_mask(slots, anchors.device)
-    context = head.context_keys_values(head.fuse(features), positions)
-    layers = [layer for layer in head.layers if isinstance(layer, HeadLayer)]
-    for layer, (keys, values) in zip(layers, context, strict=True):
-        q, k, v = layer.block_keys_values(block, rope)
-        attended = block_attention(q, (k, v), (keys, values), visible, own)
-        block = layer.finish(block, attended)
+    fused = head.fuse(features)
+    context_rope = rotary(positions, config.head_dim, config.rope_theta, fused.dtype)
+    if layers is None:
+        own_layers = [layer for layer in head.layers if isinstance(layer, HeadLayer)]
+        layers = [partial(run_block_layer, layer) for layer in own_layers]
+    for run in layers:
+        block = run(block, fused, rope, context_rope, visible, own)
     hidden: Tensor = head.norm(block).view(rows * count, slots, -1)
     return head.depth_rows(hidden, depth).unflatten(0, (rows, count))
+
+
+def run_block_layer(
+    layer: HeadLayer,
+    block: Tensor,
+    fused: Tensor,
+    rope: tuple[Tensor, Tensor],
+    context_rope: tuple[Tensor, Tensor],
+    visible: Tensor,
+    own: Tensor,
+) -> Tensor:
+    """One layer over the slots of all blocks, its use of the context included.
+
+    Args:
+        layer: of the head.
+        block: ``[R, A * S, hidden]``.
+        fused: ``[R, T, hidden]``, the context's fused rows.
+        rope: of the slots.
+        context_rope: of the context's columns.
+        visible: bool ``[R, A, T]`` from ``context_mask``.
+        own: bool ``[S, S]``.
+
+    Returns:
+        ``[R, A * S, hidden]``.
+    """
+    q, k, v = layer.block_keys_values(block, rope)
+    context = layer.context_keys_values(fused, context_rope)
+    return layer.finish(block, block_attention(q, (k, v), context, visible, own))
 
 
 def context_mask(documents: Tensor, anchors: Tensor) -> Tensor:

@@ -102,11 +102,13 @@ def train(
     loss_temperature: float = 1.0,
     gamma: float = 4.0,
     seed: Seed = 0,
-) -> None:
+    shard: Literal["none", "head", "all"] = "none",
+) -> int:
     """Train a draft head on what its target wrote.
 
     The schedule ends with the horizon, whatever the machine's speed. Under torchrun the processes
-    share the rows of every step.
+    share the rows of every step. Ctrl-C or SIGTERM: the step is finished, the state saved, exit
+    code 75; a second one ends at once.
 
     Args:
         data: Data folders that this target wrote.
@@ -136,6 +138,8 @@ def train(
         loss_temperature: Divides the logits of both sides in the loss.
         gamma: Depth d weighs exp(-(d - 1) / gamma); 0 weighs all alike.
         seed: Of everything random.
+        shard: What the processes of torchrun hold a part of each: nothing; the `head` with its
+            gradients and optimizer; or `all`, the layers of the target too.
     """
     if (max_minutes is None) == (max_steps is None):
         raise ValueError("the length of the run: give --max-minutes or --max-steps, one of them")
@@ -144,6 +148,7 @@ def train(
     from jetflow_train.distributed import joined
     from jetflow_train.run import HeadChoice, run_train
     from jetflow_train.schedule import Horizon
+    from jetflow_train.signals import INTERRUPTED
     from jetflow_train.train_config import TrainConfig
 
     with joined() as world:
@@ -178,10 +183,14 @@ def train(
             resume=resume,
             compiled=compile,
             world=world,
+            shard=shard,
             report=say,
         )
+    if head is None:
+        return INTERRUPTED
     if world.leads:
         say(f"head: {head}")
+    return 0
 
 
 def evaluate(

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from jetflow_train.target import (
-    FrozenTarget,
+from jetflow_train.target import FrozenTarget
+from jetflow_train.target_layer import (
     attention_kernels,
     finish,
     full_attention,

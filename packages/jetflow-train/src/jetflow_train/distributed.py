@@ -38,9 +38,9 @@ class World:
         dist.all_reduce(summed, group=self.control)
         return [float(value) for value in summed.tolist()]
 
-    def from_lead(self, value: float) -> float:
-        """The leading process's ``value``: clocks differ, and all must stop at the same step."""
-        return self.total([value if self.leads else 0.0])[0]
+    def wait(self) -> None:
+        """Returns once every process is here."""
+        self.total([0.0])
 
 
 @contextmanager

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 MOST_IN_A_ROW = 5
 
 
 class DivergedError(RuntimeError):
     """Training went wrong beyond a single batch; the last good state on disk is untouched."""
+
+
+def clip_gradient(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+    """Shortens the whole gradient to at most ``limit``; its norm before that comes back.
+
+    The norm is that of all processes' shares together, and the same number in each of them.
+    """
+    norm = nn.utils.clip_grad_norm_(parameters, limit)
+    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole
 
 
 @dataclass(slots=True)

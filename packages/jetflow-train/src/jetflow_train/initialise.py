@@ -8,7 +8,8 @@ from jetflow_core.head.layers import HeadLayer
 from jetflow_core.head.model import DraftHead
 from torch import Tensor, nn
 
-from jetflow_train.target import FrozenTarget, LayerWeights, TargetShape, rms_norm
+from jetflow_train.target import FrozenTarget
+from jetflow_train.target_layer import LayerWeights, TargetShape, rms_norm
 
 
 def spread_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:

@@ -20,10 +20,13 @@ from jetflow_train.initialise import head_config, new_head
 from jetflow_train.prompts import load_prompts
 from jetflow_train.regenerate import RegenerateConfig, regenerate
 from jetflow_train.schedule import Horizon
+from jetflow_train.sharding import Shard, check_shard
 from jetflow_train.shards import MANIFEST, Corpus, load_corpus
+from jetflow_train.signals import stop_requests
+from jetflow_train.state import STATE
 from jetflow_train.target import FrozenTarget, load_target
 from jetflow_train.train_config import TrainConfig
-from jetflow_train.trainer import STATE, Trainer
+from jetflow_train.trainer import Trainer
 
 Report = Callable[[str], None]
 
@@ -53,10 +56,14 @@ class HeadChoice:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
 
-def open_target(path: Path) -> FrozenTarget:
-    """The target in bf16 on a GPU if there is one, else in fp32 on the CPU."""
+def open_target(path: Path, *, in_host_memory: bool = False) -> FrozenTarget:
+    """The target in bf16 on a GPU if there is one, else in fp32 on the CPU.
+
+    ``in_host_memory``: in the same type, but not on the GPU.
+    """
     if torch.cuda.is_available():
-        return load_target(path, torch.device("cuda"), torch.bfloat16)
+        device = torch.device("cpu" if in_host_memory else "cuda")
+        return load_target(path, device, torch.bfloat16)
     return load_target(path, torch.device("cpu"), torch.float32)
 
 
@@ -103,15 +110,25 @@ def run_train(
     resume: bool = False,
     compiled: bool | None = None,
     world: World | None = None,
+    shard: Shard = "none",
     report: Report = print,
-) -> Path:
+) -> Path | None:
     """Train a head on data folders; the folder of the finished head comes back.
+
+    None comes back from a run that a signal interrupted; its state is saved.
 
     The leading process of ``world`` evaluates and writes the head; the others return before.
 
     Raises:
-        ValueError: ``out`` holds a run and ``resume`` is False, or the other way round.
+        ValueError: ``out`` holds a run and ``resume`` is False, or the other way round; or
+            ``shard`` cannot be had.
     """
+    check_shard(shard, world or World())
+    if shard == "all" and eval_sets:
+        raise ValueError(
+            "shard 'all' leaves no process with a whole target to evaluate with: leave out the "
+            "prompts and evaluate the finished head"
+        )
     if (out / STATE).exists() != resume:
         if resume:
             raise ValueError(f"{out} holds no run to resume")
@@ -119,7 +136,7 @@ def run_train(
     check_folder(out)
     # Before hours of training, not after them.
     prompts = load_eval_sets(target_dir, eval_sets or {}, eval_limit)
-    target = open_target(target_dir)
+    target = open_target(target_dir, in_host_memory=shard == "all")
     corpus = load_corpus(data, target.fingerprint)
     report(f"{len(corpus):,} sequences, {len(corpus.tokens):,} tokens")
     trainer = Trainer(
@@ -128,16 +145,23 @@ def run_train(
         corpus,
         config,
         out,
-        compiled=target.device.type == "cuda" if compiled is None else compiled,
+        compiled=torch.cuda.is_available() if compiled is None else compiled,
         world=world,
+        shard=shard,
     )
     if resume:
         trainer.resume()
-    progress = trainer.run(horizon, report=report)
-    if not trainer.world.leads:
+    with stop_requests() as stop_asked:
+        progress = trainer.run(horizon, stop_asked=stop_asked, report=report)
+    if progress.interrupted:
+        if trainer.world.leads:
+            report(f"interrupted after step {progress.step}; --resume goes on from there")
+        return None
+    head = trainer.whole_head()
+    if head is None:
         return out / "head"
     report(f"{progress.step} steps, {progress.seconds:.0f} s")
-    results = evaluate_sets(target, trainer.head, prompts, report)
+    results = evaluate_sets(target, head, prompts, report)
     info = HeadInfo(
         target=target_dir.name,
         tokenizer_sha256=_tokenizer_sha256(target_dir),
@@ -145,7 +169,7 @@ def run_train(
         provenance=_provenance(target, data, config, trainer, results),
     )
     for name, eight_bit in (("head", False), ("head-8bit", True)):
-        save_head(out / name, trainer.head, info, eight_bit=eight_bit)
+        save_head(out / name, head, info, eight_bit=eight_bit)
     return out / "head"
 
 

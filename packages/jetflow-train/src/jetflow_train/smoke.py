@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from jetflow_train.evaluation.offline import evaluate_sets
+from jetflow_train.evaluation.after_training import evaluate_sets
 from jetflow_train.evaluation.sets import load_eval_sets
 from jetflow_train.packing import depth_weights
 from jetflow_train.regenerate import RegenerateConfig
@@ -66,7 +66,7 @@ def run_smoke(
 def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
     """Report the time of a step's parts, each run to completion before the next starts."""
     target, head = trainer.target, trainer.head
-    batch = trainer.batch(0)
+    batch = trainer.feed.batch(0)
     tokens, documents, positions, anchors = (
         put(array, target.device)
         for array in (batch.tokens, batch.documents, batch.positions, batch.anchors)
@@ -91,7 +91,7 @@ def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
         trainer.losses(batch, weights)
 
     def host() -> None:
-        trainer.batch(0)
+        trainer.feed.batch(0)
 
     for name, part in (
         ("host batch", host),

@@ -13,26 +13,32 @@ from jetflow_core.head.model import DraftHead
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from jetflow_train.blocks import run_blocks
+from jetflow_train.blocks import run_block_layer, run_blocks
 from jetflow_train.loss import ChunkFn, Losses, LossRows, chunk_losses, chunked_losses
 from jetflow_train.objectives import Objective
 from jetflow_train.packing import Batch
-from jetflow_train.target import FrozenTarget, run_layer
+from jetflow_train.target import AnyTarget
+from jetflow_train.target_layer import run_layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFunctions:
-    """The three heavy parts of a step, plain or compiled."""
+    """The heavy parts of a step, plain or compiled."""
 
     layer: Callable[..., Tensor]
     blocks: Callable[..., Tensor]
+    head_layer: Callable[..., Tensor]
+    """A layer of ``blocks`` alone, for a head whose layers are gathered one by one."""
     chunk: ChunkFn
 
     @staticmethod
     def plain(objective: Objective) -> StepFunctions:
         """The parts as they are written."""
         return StepFunctions(
-            layer=run_layer, blocks=run_blocks, chunk=partial(chunk_losses, objective=objective)
+            layer=run_layer,
+            blocks=run_blocks,
+            head_layer=run_block_layer,
+            chunk=partial(chunk_losses, objective=objective),
         )
 
     @staticmethod
@@ -42,6 +48,7 @@ class StepFunctions:
         return StepFunctions(
             layer=torch.compile(parts.layer, dynamic=False),
             blocks=torch.compile(parts.blocks, dynamic=False),
+            head_layer=torch.compile(parts.head_layer, dynamic=False),
             chunk=torch.compile(parts.chunk, dynamic=False),
         )
 
@@ -59,7 +66,7 @@ class StepLosses(nn.Module):
 
     def __init__(
         self,
-        target: FrozenTarget,
+        target: AnyTarget,
         head: DraftHead,
         embedding: Tensor,
         chunks: int,
@@ -79,7 +86,7 @@ class StepLosses(nn.Module):
 
 
 def training_losses(
-    target: FrozenTarget,
+    target: AnyTarget,
     head: DraftHead,
     embedding: Tensor,
     batch: Batch,
@@ -137,7 +144,7 @@ def teacher_columns(anchors: Tensor, depth: int, width: int) -> Tensor:
 
 
 def loss_rows(
-    target: FrozenTarget,
+    target: AnyTarget,
     hidden: Tensor,
     parents: Tensor | None,
     final: Tensor,
