@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from jetflow_core.head.context import PaddedContext
-from jetflow_core.head.drafter import HeadDrafter
 from jetflow_core.head.model import DraftHead
 from jetflow_train.blocks import run_blocks
-from jetflow_train.evaluation.drafts import draft_everywhere
+from jetflow_train.evaluation.answers import answer_prompts
 from jetflow_train.evaluation.offline import evaluate
+from jetflow_train.evaluation.policies import OWN, exact_policies
 from jetflow_train.guard import DivergedError
 from jetflow_train.initialise import head_config, new_head, spread_taps
 from jetflow_train.objectives import Objective
@@ -133,28 +133,6 @@ def greedy_corpus(target: FrozenTarget, count: int, length: int) -> Corpus:
 def test_teachers_are_the_true_parents_columns() -> None:
     columns = teacher_columns(torch.tensor([[2, 6]]), 3, 8)
     assert columns.tolist() == [[[2, 3, 4], [6, 7, 7]]]
-
-
-@pytest.mark.parametrize("options", [{}, {"path_context": True, "candidate_pool": 30}])
-def test_drafts_equal_those_of_the_decode_engines_drafter(
-    target: FrozenTarget, options: dict[str, Any]
-) -> None:
-    head = make_head(target, **options).requires_grad_(False)
-    tokens = np.arange(3, 15, dtype=np.int64) * 7 % 128
-    drafts, _ = draft_everywhere(target, head, target.embedding, tokens, 4, use_path=True)
-    assert len(drafts) == len(tokens) - 1 - 4
-    row, positions = torch.from_numpy(tokens)[None], torch.arange(len(tokens))[None]
-    features, _ = target.capture(
-        row, positions, document_mask(torch.zeros_like(row)), head.config.target_layer_ids
-    )
-    drafter = HeadDrafter(head, target.embedding, target.lm_head, num_slots=1, capacity=64)
-    for i, root in enumerate(range(4, len(tokens) - 1)):
-        drafter.begin(0, tokens[:root].tolist())
-        drafter.observe(0, tokens[:root].tolist(), features[0, :root])
-        (wanted,) = drafter.propose([0], [int(tokens[root])], head.config.max_depth)
-        assert (wanted.tokens == drafts[i].tokens).all()
-        # The drafter works in fp32 from the logits on.
-        assert np.allclose(wanted.log_probs, drafts[i].log_probs, atol=1e-4)
 
 
 def narrow(target: FrozenTarget) -> FrozenTarget:
@@ -281,36 +259,30 @@ def test_the_path_term_learns_on_a_detached_base(target: FrozenTarget) -> None:
 
 
 def test_one_batch_overfits_to_the_full_depth(target: FrozenTarget, tmp_path: Path) -> None:
-    from jetflow_train.decode import BatchDecoder, Group
-
     # A random target is nearly undecided; a larger lm_head makes its answers certain.
     single = narrow(target)
     single = replace(single, lm_head=16 * single.lm_head)
     prompts = [np.asarray([9, 4, 77]), np.asarray([50, 3])]
-    answers = BatchDecoder(single, rows=2, capacity=40, max_new_tokens=20).answer(
-        Group(prompts, np.zeros(2, np.float32), np.zeros((20, 2), np.float32))
+    answers = answer_prompts(single, prompts, max_new_tokens=20)
+    corpus = Corpus.of(
+        prompts,
+        [text.tokens[text.prompt_len :] for text in answers.texts],
+        np.zeros(2, np.float32),
+        np.zeros(2, np.bool_),
     )
-    corpus = Corpus.of(prompts, answers, np.zeros(2, np.float32), np.zeros(2, np.bool_))
     trainer = make_trainer(
         single, tmp_path, corpus=corpus, rows=1, chunks=1, width=64, anchors=40,
         learning_rate=3e-3, gamma=100.0,
     )  # fmt: skip
     head_depth = trainer.head.config.max_depth
-    before = evaluate(single, trainer.head, corpus, budgets=(16,)).walks["16"].tau
+    policies = {OWN: exact_policies([16], head_depth)}
+    before = evaluate(single, trainer.head, answers, policies).of(OWN)["tree-16"].tau
     trainer.run(Horizon(steps=100), report=_quiet)
-    after = evaluate(single, trainer.head, corpus, budgets=(16,))
+    after = evaluate(single, trainer.head, answers, policies)
     # 20 tokens an answer, in rounds of 4 accepted ones and the correction.
     assert before < 2.0
-    assert after.walks["16"].tau == head_depth + 1
-    assert min(after.top1_by_depth) > 0.9
-
-
-def test_the_walk_refuses_sampled_answers(target: FrozenTarget) -> None:
-    corpus = Corpus.of(
-        [np.asarray([1, 2])], [np.asarray([3, 4])], np.ones(1, np.float32), np.zeros(1, np.bool_)
-    )
-    with pytest.raises(ValueError, match="greedy"):
-        evaluate(target, make_head(target), corpus)
+    assert after.of(OWN)["tree-16"].tau == head_depth + 1
+    assert min(after.top1[OWN].shares) > 0.9
 
 
 def test_the_schedule_warms_up_and_ends_at_its_floor() -> None:

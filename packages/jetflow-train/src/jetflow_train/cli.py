@@ -11,6 +11,7 @@ from jetflow_core.cli import run_app
 from jetflow_core.commands.numbers import Positive, Seed, whole
 from jetflow_core.commands.registry import new_app
 
+from jetflow_train import cli_eval
 from jetflow_train.prompts import named_sets
 
 _NAME = "jetflow-train"
@@ -193,23 +194,6 @@ def train(
     return 0
 
 
-def evaluate(
-    *, head: Path, prompts: Files, target: Path | None = None, limit: Positive = 128
-) -> None:
-    """Tau of a stored head, walked offline over greedy answers to held-out prompts.
-
-    Args:
-        head: Folder of the head.
-        prompts: JSONL prompt files, each its own set.
-        target: Folder of the target; the embedded one if left out.
-        limit: Prompts taken from each.
-    """
-    eval_sets = named_sets(prompts)
-    from jetflow_train.evaluation.job import run_evaluate
-
-    run_evaluate(_folder(target), head, eval_sets, limit=limit, report=say)
-
-
 def smoke(*, prompts: Files, out: Path, target: Path | None = None, seconds: float = 10.0) -> None:
     """Run every phase for a few seconds at the default training shapes.
 
@@ -245,8 +229,9 @@ def build() -> App:
     data = App(name="data", help="Make the data that a draft head is trained on.")
     data.command(regenerate)
     app.command(data)
-    for command in (train, evaluate, smoke):
+    for command in (train, smoke):
         app.command(command)
+    app.command(cli_eval.command, name="eval")
     return app
 
 

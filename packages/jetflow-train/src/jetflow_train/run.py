@@ -13,7 +13,7 @@ from jetflow_core.head.checkpoint import HeadInfo, save_head
 from jetflow_core.head.model import DraftHead
 
 from jetflow_train.distributed import World
-from jetflow_train.evaluation.offline import evaluate_sets, pooled_top1
+from jetflow_train.evaluation.after_training import evaluate_sets, pooled_top1
 from jetflow_train.evaluation.sets import load_eval_sets
 from jetflow_train.files import check_folder, sha256_file, write_json
 from jetflow_train.initialise import head_config, new_head

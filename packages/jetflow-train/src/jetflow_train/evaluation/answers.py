@@ -1,25 +1,78 @@
-"""What the target answers to held-out prompts."""
+"""What the target answers to held-out prompts, whole: loops are told, not cut off."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jetflow_train.decode import BatchDecoder
-from jetflow_train.regenerate import Job, answer_group
-from jetflow_train.shards import Corpus
+from jetflow_train.answering import AnswerSettings, Question, answers
+from jetflow_train.evaluation.walk import StoredText
 from jetflow_train.target import FrozenTarget
 
+MAX_NEW_TOKENS = 128
+"""Longer greedy texts of a small target loop, and loops raise tau."""
+_ROWS = 128
 
-def greedy_answers(target: FrozenTarget, prompts: Sequence[NDArray[np.int64]]) -> Corpus:
-    """Greedy answers of at most 128 tokens to ``prompts`` of token ids."""
-    decoder = BatchDecoder(
-        target,
-        rows=len(prompts),
-        capacity=max(map(len, prompts)) + 128,
-        max_new_tokens=128,
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Answers:
+    """Answers to the prompts of one set at one temperature, in their order."""
+
+    texts: tuple[StoredText, ...]
+    temperature: float
+    cut: int
+    """Answers that ended at their most tokens, not with a stop token."""
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of all answers."""
+        return sum(len(text.answer) for text in self.texts)
+
+    def sha256(self) -> str:
+        """Checksum of all prompts and answers: figures compare where the texts are equal."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            digest.update(f"{text.prompt_len} {len(text.tokens)};".encode())
+            digest.update(text.tokens.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def answer_prompts(
+    target: FrozenTarget,
+    prompts: Sequence[NDArray[np.int64]],
+    *,
+    temperature: float = 0.0,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    seed: int = 0,
+) -> Answers:
+    """The target's answer to each of ``prompts``, which are token ids.
+
+    An answer's random numbers depend on the seed and the prompt's number alone, so they are the
+    same at every temperature.
+
+    Raises:
+        ValueError: a prompt and its answer may exceed the target's positions.
+    """
+    settings = AnswerSettings(
+        max_new_tokens=max_new_tokens,
+        rows=min(_ROWS, len(prompts)),
+        seed=seed,
+        compiled=target.device.type == "cuda",
     )
-    jobs = [Job(prompt=i, temperature=0.0) for i in range(len(prompts))]
-    return answer_group(decoder, prompts, jobs, seed=0, number=0)
+    asked = [(i, Question(prompt=i, temperature=temperature)) for i in range(len(prompts))]
+    longest = max(map(len, prompts))
+    found = {one.number: one for one in answers(target, prompts, asked, settings, longest)}
+    texts = [
+        StoredText(
+            tokens=np.concatenate([prompt, found[number].tokens]),
+            prompt_len=len(prompt),
+            limit=max_new_tokens,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    cut = sum(not one.finished for one in found.values())
+    return Answers(texts=tuple(texts), temperature=temperature, cut=cut)

@@ -1,125 +1,128 @@
-"""Offline tau: walk stored greedy answers with the head's trees.
+"""Offline tau: walk what the target answered with a head's trees (see ``walk`` for why it holds).
 
-For a greedy target the longest tree path that equals the stored continuation is what verification
-would accept, so no target call is needed beyond the features. This is the quick check of a
-training run; decode rounds with the real engine are the figure to publish.
+No target pass is needed beyond the features. This is the quick check of a head; rounds of the
+real engine are the figure to publish, and on the same texts they are equal.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jetflow_core.head.model import DraftHead
 from numpy.typing import NDArray
 
-from jetflow_train.evaluation.answers import greedy_answers
-from jetflow_train.evaluation.drafts import draft_everywhere
-from jetflow_train.evaluation.sets import EvalSets
-from jetflow_train.evaluation.walk import Walked, policies, walk_answer
-from jetflow_train.shards import Corpus
+from jetflow_train.evaluation.answers import Answers
+from jetflow_train.evaluation.drafts import draft_texts
+from jetflow_train.evaluation.policies import Policy
+from jetflow_train.evaluation.walk import Drafts, StoredText, Walk, WalkTask
+from jetflow_train.evaluation.walkers import Walkers
 from jetflow_train.target import FrozenTarget
 
-Report = Callable[[str], None]
+Policies = Mapping[str, Sequence[Policy]]
+"""By the candidates they are grown from: ``policies.OWN`` or ``policies.BASE``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Walked:
+    """All texts walked with the trees of one policy."""
+
+    candidates: str
+    policy: Policy
+    walks: tuple[Walk, ...]
+
+    @property
+    def tokens(self) -> int:
+        """New tokens."""
+        return sum(sum(walk.sizes) for walk in self.walks)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that they take."""
+        return sum(len(walk.sizes) for walk in self.walks)
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round, 0.0 without rounds."""
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Top1:
+    """How often each depth's best candidate was the text's token, over all roots.
+
+    Attributes:
+        right: int64 ``[D]``, places where it was.
+        places: int64 ``[D]``, places where the text has a token of this depth.
+    """
+
+    right: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Share of right ones by depth."""
+        return tuple(int(r) / max(1, int(n)) for r, n in zip(self.right, self.places, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evaluation:
-    """Walks by tree policy, and how often each depth's best token was the stored one."""
+    """What one head does on the answers to one set at one temperature."""
 
-    walks: Mapping[str, Walked]
-    top1_by_depth: tuple[float, ...]
+    walked: tuple[Walked, ...]
+    top1: Mapping[str, Top1]
+    """By the name of the candidates."""
 
-    def line(self) -> str:
-        """One line of text: tau of each policy."""
-        return " ".join(f"{name} {walked.tau:.3f}" for name, walked in self.walks.items())
+    def of(self, candidates: str) -> dict[str, Walked]:
+        """The walks with these candidates, by policy."""
+        return {each.policy.name: each for each in self.walked if each.candidates == candidates}
 
 
-@torch.no_grad()
 def evaluate(
     target: FrozenTarget,
     head: DraftHead,
-    corpus: Corpus,
-    *,
-    budgets: Sequence[int] = (16, 64, 256),
-    use_path: bool = True,
+    answers: Answers,
+    policies: Policies,
+    walkers: Walkers | None = None,
 ) -> Evaluation:
-    """Tau of the head on stored greedy answers.
+    """Walks ``answers`` with every policy.
 
     Args:
-        target: the target that wrote the answers.
+        target: the target that wrote them.
         head: the head, on the target's device.
-        corpus: held-out sequences; sampled answers are refused.
-        budgets: rows of a tree, the root included.
-        use_path: False leaves the path term out, as a comparison.
+        answers: what it wrote, greedy or sampled.
+        policies: what to grow from which candidates.
+        walkers: processes that walk; None: this one.
 
     Raises:
-        ValueError: an answer was sampled: the walk would not be what verification accepts.
+        ValueError: the head's logits are not finite.
     """
-    if (corpus.temperature != 0).any():
-        raise ValueError("the walk needs greedy answers, the corpus holds sampled ones")
-    builders = policies(budgets)
-    counts = {name: np.zeros(2, dtype=np.int64) for name in builders}
-    hits = np.zeros((2, head.config.max_depth), dtype=np.int64)
-    embedding = target.embedding.to(next(head.parameters()).dtype)
-    for index in range(len(corpus)):
-        tokens = corpus.sequence(index).astype(np.int64)
-        first = int(corpus.prompt_len[index]) - 1
-        if len(tokens) - first < 2:
-            continue
-        drafts, best = draft_everywhere(target, head, embedding, tokens, first, use_path=use_path)
-        _count_hits(hits, best, tokens, first)
-        for name, (builder, budget) in builders.items():
-            counts[name] += walk_answer(tokens, first, drafts, builder, budget)
-    walks = {name: Walked(tokens=int(c[0]), rounds=int(c[1])) for name, c in counts.items()}
-    top1 = tuple(float(h) / max(1, int(n)) for h, n in zip(*hits, strict=True))
-    return Evaluation(walks=walks, top1_by_depth=top1)
+    shape = (2, head.config.max_depth)
+    hits = {name: np.zeros(shape, dtype=np.int64) for name in policies}
+
+    def tasks() -> Iterator[WalkTask]:
+        drafted = draft_texts(target, head, answers.texts, list(policies))
+        for text, drafts in zip(answers.texts, drafted, strict=True):
+            for name, counts in hits.items():
+                _count_hits(counts, text, drafts[name])
+            yield WalkTask(text=text, drafts=drafts, policies=policies)
+
+    found = list((walkers or Walkers()).walk(tasks()))
+    walked = tuple(
+        Walked(candidates=name, policy=policy, walks=tuple(each[name][place] for each in found))
+        for name, some in policies.items()
+        for place, policy in enumerate(some)
+    )
+    return Evaluation(
+        walked=walked,
+        top1={name: Top1(right=right, places=places) for name, (right, places) in hits.items()},
+    )
 
 
-def evaluate_sets(
-    target: FrozenTarget,
-    head: DraftHead,
-    eval_sets: EvalSets,
-    report: Report,
-) -> dict[str, dict[str, Any]]:
-    """Answer each set greedily (at most 128 new tokens, loops cut) and walk the answers."""
-    results: dict[str, dict[str, Any]] = {}
-    for name, prompts in eval_sets.items():
-        corpus = greedy_answers(target, prompts)
-        found: dict[str, Any] = {"prompts": len(corpus), "tokens": len(corpus.tokens)}
-        kinds = (True, False) if head.path is not None else (False,)
-        for use_path in kinds:
-            began = time.monotonic()
-            result = evaluate(target, head, corpus, use_path=use_path)
-            key = "path" if use_path else "marginal"
-            found[key] = _as_dict(result)
-            report(f"{name} {key}: {result.line()} ({time.monotonic() - began:.1f} s)")
-        results[name] = found
-    return results
-
-
-def pooled_top1(results: Mapping[str, dict[str, Any]]) -> tuple[float, ...]:
-    """Top-1 by depth, the mean over the sets of ``evaluate_sets``."""
-    rows = [found.get("path", found["marginal"])["top1_by_depth"] for found in results.values()]
-    return tuple(round(sum(column) / len(column), 4) for column in zip(*rows, strict=True))
-
-
-def _as_dict(result: Evaluation) -> dict[str, Any]:
-    return {
-        "tau": {name: walked.tau for name, walked in result.walks.items()},
-        "walks": {name: asdict(walked) for name, walked in result.walks.items()},
-        "top1_by_depth": list(result.top1_by_depth),
-    }
-
-
-def _count_hits(
-    hits: NDArray[np.int64], best: NDArray[np.int64], tokens: NDArray[np.int64], first: int
-) -> None:
-    for depth in range(1, min(best.shape[1], len(tokens) - 1 - first) + 1):
-        stored = tokens[first + depth :]
-        hits[0, depth - 1] += int((best[: len(stored), depth - 1] == stored).sum())
-        hits[1, depth - 1] += len(stored)
+def _count_hits(counts: NDArray[np.int64], text: StoredText, drafts: Drafts) -> None:
+    best = drafts.tokens[:, :, 0]
+    for depth in range(min(best.shape[1], len(best))):
+        stored = text.tokens[text.prompt_len + depth :]
+        counts[0, depth] += int((best[: len(stored), depth] == stored).sum())
+        counts[1, depth] += len(stored)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +15,48 @@ from jetflow_train.prompts import load_prompts
 EvalSets = Mapping[str, Sequence[NDArray[np.int64]]]
 """Token ids of prompts by the name of their set."""
 
+LONGEST_PROMPT = 1024
 
-def load_eval_sets(
-    target_dir: Path, eval_sets: Mapping[str, Sequence[Path]], limit: int
-) -> EvalSets:
-    """Token ids of the prompts of each set, at most 1024 a prompt, the first ``limit`` of a file.
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldOut:
+    """The prompts of one set."""
+
+    name: str
+    prompts: Sequence[NDArray[np.int64]]
+    too_long: int
+    """Prompts left out."""
+    provenance: Mapping[str, Any]
+
+
+def held_out_sets(
+    target_dir: Path,
+    eval_sets: Mapping[str, Sequence[Path]],
+    limit: int,
+    longest: int = LONGEST_PROMPT,
+) -> list[HeldOut]:
+    """The prompts of each set, the first ``limit`` of a file, without those above ``longest``.
 
     Raises:
         ValueError: a file cannot be read, or a set holds no prompt that is short enough.
     """
-    found: dict[str, list[NDArray[np.int64]]] = {}
+    found = []
     for name, files in eval_sets.items():
-        found[name] = [p for p in load_prompts(target_dir, files, limit).tokens if len(p) <= 1024]
-        if not found[name]:
-            raise ValueError(f"no prompt of at most 1024 tokens in {', '.join(map(str, files))}")
+        loaded = load_prompts(target_dir, files, limit)
+        kept = [tokens for tokens in loaded.tokens if len(tokens) <= longest]
+        if not kept:
+            raise ValueError(
+                f"no prompt of at most {longest} tokens in {', '.join(map(str, files))}"
+            )
+        skipped = len(loaded.tokens) - len(kept)
+        found.append(
+            HeldOut(name=name, prompts=kept, too_long=skipped, provenance=loaded.provenance)
+        )
     return found
+
+
+def load_eval_sets(
+    target_dir: Path, eval_sets: Mapping[str, Sequence[Path]], limit: int
+) -> EvalSets:
+    """Token ids of the prompts of each set; see ``held_out_sets``."""
+    return {one.name: one.prompts for one in held_out_sets(target_dir, eval_sets, limit)}

@@ -1,59 +1,140 @@
-"""Walks of stored answers: what decoding would do, without asking the target again."""
+"""Walks of stored answers: the rounds that decoding would need, without asking the target again.
+
+A tree is grown from the text so far, before the target speaks, and no drafter sees a request's
+temperature. Verification then lets the target pick one token at each row that the walk visits, by
+argmax or with noise that belongs to the token's position, and goes on to the child that holds it.
+So the tokens that a decoding emits are the picks along its walks, and where these picks are known,
+because the finished text is stored, the rounds follow from them: at temperature 0 and above it
+alike. The walk mirrors the decode loop of jetflow_core to its ends. No draft goes deeper than the
+request has tokens left, and the token that ends a request is the target's own, never an accepted
+one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from jetflow_tree import BestFirst, Candidates, Chain, TreeBuilder, lazy_walk
+from jetflow_tree import Candidates, lazy_walk
+from jetflow_tree.stats import AcceptanceStats
 from numpy.typing import NDArray
 
+from jetflow_train.evaluation.policies import Policy
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Walked:
-    """Tokens and rounds of a walk; tau is tokens per round, the correction token included."""
+# No drafted token is negative, so a walk that looks for it stops.
+_NO_TOKEN = -1
 
-    tokens: int
-    rounds: int
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredText:
+    """A prompt and the target's answer to it."""
+
+    tokens: NDArray[np.int64]
+    """Prompt, then answer; a stop token is the last and included."""
+    prompt_len: int
+    limit: int
+    """Most tokens that the answer might have had."""
 
     @property
-    def tau(self) -> float:
-        """Tokens per round."""
-        return self.tokens / self.rounds if self.rounds else 0.0
+    def first(self) -> int:
+        """Place of the first root, the prompt's last token."""
+        return self.prompt_len - 1
+
+    @property
+    def answer(self) -> list[int]:
+        """The answer's tokens."""
+        answer: list[int] = self.tokens[self.prompt_len :].tolist()
+        return answer
 
 
-def policies(budgets: Sequence[int]) -> dict[str, tuple[TreeBuilder, int]]:
-    """Builders and budgets to compare; budgets count the root."""
-    named: dict[str, tuple[TreeBuilder, int]] = {"chain": (Chain(), max(budgets))}
-    return named | {str(budget): (BestFirst(), budget) for budget in budgets}
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafts:
+    """A head's candidates at each root of one text, at the head's full depth.
 
-
-def walk_answer(
-    tokens: NDArray[np.int64],
-    first: int,
-    drafts: Sequence[Candidates],
-    builder: TreeBuilder,
-    budget: int,
-) -> tuple[int, int]:
-    """Tokens and rounds of decoding ``tokens[first + 1 :]``.
-
-    Args:
-        tokens: prompt and answer.
-        first: the first root, the prompt's last token.
-        drafts: candidates for each root ``first``, ``first + 1``, ...
-        builder: makes the trees.
-        budget: rows of a tree.
+    Attributes:
+        tokens: int64 ``[roots, D, K]``.
+        log_probs: ``[roots, D, P, K]`` of any floating type.
+        positions: the head drafts for no position from this one on.
     """
-    at, rounds, end = first, 0, len(tokens) - 1
+
+    tokens: NDArray[np.int64]
+    log_probs: NDArray[np.floating]
+    positions: int
+
+
+@dataclass(slots=True)
+class Walk:
+    """What decoding one text takes."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Tokens that each round gives."""
+    stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+    by_candidate: list[int] = field(default_factory=list)
+    """Entry r - 1: accepted tokens that are the r-th candidate of their depth."""
+
+
+class LazyCandidates:
+    """Candidates of the places that walks come to, each made once for all policies."""
+
+    def __init__(self, text: StoredText, drafts: Drafts) -> None:
+        self._text, self._drafts = text, drafts
+        self._made: dict[int, Candidates] = {}
+
+    def at(self, place: int) -> Candidates:
+        """Candidates below the root at ``place``, as deep as the decode loop would draft."""
+        if place not in self._made:
+            index, drafts = place - self._text.first, self._drafts
+            left = min(self._text.limit - index, drafts.positions - place) - 1
+            depth = max(0, min(left, drafts.tokens.shape[1]))
+            self._made[place] = Candidates(
+                drafts.tokens[index, :depth], drafts.log_probs[index, :depth].astype(np.float64)
+            )
+        return self._made[place]
+
+
+def walk(text: StoredText, candidates: LazyCandidates, policy: Policy) -> Walk:
+    """Rounds of decoding ``text`` with the trees of ``policy``."""
+    tokens: list[int] = text.tokens.tolist()
+    at, end, found = text.first, len(tokens) - 1, Walk()
     while at < end:
-        tree = builder.build(int(tokens[at]), drafts[at - first], budget)
-        here, depths = at, tree.depths
+        drafted = candidates.at(at)
+        tree = policy.build(tokens[at], drafted)
+        below, depths = at + 1, tree.depths.tolist()
 
-        def stored(row: int, here: int = here, depths: NDArray[np.int32] = depths) -> int:
-            place = here + 1 + int(depths[row])
-            return int(tokens[place]) if place <= end else -1
+        def pick(row: int, below: int = below, depths: Sequence[int] = depths) -> int:
+            place = below + depths[row]
+            return tokens[place] if place < end else _NO_TOKEN
 
-        at = min(end, at + len(lazy_walk(tree, stored).nodes) + 1)
-        rounds += 1
-    return end - first, rounds
+        accepted = lazy_walk(tree, pick)
+        found.stats.add(tree, accepted)
+        _count(found.by_candidate, drafted, accepted.tokens)
+        found.sizes.append(len(accepted.nodes) + 1)
+        at += found.sizes[-1]
+    return found
+
+
+def _count(counts: list[int], drafted: Candidates, accepted: Sequence[int]) -> None:
+    counts += [0] * (drafted.width - len(counts))
+    for depth, token in enumerate(accepted):
+        counts[int((drafted.tokens[depth] == token).argmax())] += 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WalkTask:
+    """One text with what it is walked with; everything a process needs, and no torch."""
+
+    text: StoredText
+    drafts: Mapping[str, Drafts]
+    """By the name of the candidates."""
+    policies: Mapping[str, Sequence[Policy]]
+    """Of each of them."""
+
+
+def walk_task(task: WalkTask) -> dict[str, list[Walk]]:
+    """The walks of a task: for each kind of candidates one a policy, in order."""
+    found = {}
+    for name, drafts in task.drafts.items():
+        candidates = LazyCandidates(task.text, drafts)
+        found[name] = [walk(task.text, candidates, policy) for policy in task.policies[name]]
+    return found

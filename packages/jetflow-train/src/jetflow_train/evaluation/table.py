@@ -1,0 +1,63 @@
+"""An evaluation's report as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from jetflow_train.evaluation.policies import BASE
+
+_NUMBERS = ("tau", "95 %", "no loops", "x first", "95 %", "rows")
+
+
+def eval_tables(report: Mapping[str, Any]) -> Iterator[Table]:
+    """One table for each set and temperature; what is true of the texts stands in its title."""
+    for one in report["sets"]:
+        for each in one["temperatures"]:
+            # Narrow enough for 80 columns: rich cuts headers that do not fit.
+            table = Table(
+                title=f"{one['name']}, temperature {each['temperature']:g}: {_texts(each)}",
+                title_justify="left",
+                box=SIMPLE_HEAD,
+                pad_edge=False,
+                padding=(0, 1, 0, 0),
+            )
+            table.add_column("head, trees", no_wrap=True)
+            for name in _NUMBERS:
+                table.add_column(name, justify="right", no_wrap=True)
+            for row in each["rows"]:
+                table.add_row(_name(report, row), *_cells(row))
+            yield table
+
+
+def _texts(each: Mapping[str, Any]) -> str:
+    return (
+        f"{each['answers']} answers, {each['cut_by_length']} cut by length, "
+        f"{each['loop_share']:.0%} loops, prompt lookup {each['prompt_lookup']['tau']:.2f}"
+    )
+
+
+def _name(report: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    words = [row["head"]] if len(report["heads"]) > 1 else []
+    if row["candidates"] == BASE:
+        words.append(BASE)
+    return " ".join([*words, row["policy"]])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    ratio = row["ratio_to_first"]
+    beside = ["", ""] if ratio is None else [f"{ratio['ratio']:.2f}", _range(ratio["interval"])]
+    return [
+        f"{row['tau']:.2f}",
+        _range(row["tau_interval"]),
+        f"{row['tau_without_loops']:.2f}",
+        *beside,
+        f"{row['rows_per_round']:.1f}",
+    ]
+
+
+def _range(ends: list[float]) -> str:
+    return f"{ends[0]:.2f}-{ends[1]:.2f}"
