@@ -292,40 +292,38 @@ def test_answers_depend_on_seed_and_number_alone(models: Path) -> None:
     assert all(len(text.answer) == 12 for text in all_three.texts if text not in ended)
 
 
-def test_evaluation_in_training_writes_lines_of_its_own_kind(models: Path, tmp_path: Path) -> None:
+def test_evaluation_in_training_walks_stored_answers(models: Path) -> None:
     import torch
     from jetflow_core.head.checkpoint import load_head
     from jetflow_train.evaluation.answers import answer_prompts
-    from jetflow_train.evaluation.in_training import HeadEvaluation, StoredAnswerEvaluation
+    from jetflow_train.evaluation.in_training import StoredAnswerEvaluation
     from jetflow_train.evaluation.offline import evaluate
     from jetflow_train.evaluation.policies import OWN, exact_policies
-    from jetflow_train.sinks.jsonl import JsonLines
     from jetflow_train.target import load_target
+    from jetflow_train.trainer import Evaluate
 
     target = load_target(models / "target", torch.device("cpu"), torch.float32)
     head = load_head(models / "a/head").head
-    sets = {"math": [np.arange(1, 9), np.arange(5, 20)]}
-    sink = JsonLines(tmp_path / "metrics.jsonl")
-    made: HeadEvaluation = StoredAnswerEvaluation.prepare(target, sets, sink, budgets=(4, 16))
-    first, second = made(head, 10), made(head, 20)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [first, second]
-    assert [(line["kind"], line["step"]) for line in lines] == [
-        ("evaluation", 10),
-        ("evaluation", 20),
-    ]
-    answers = answer_prompts(target, sets["math"])
-    found = evaluate(target, head, answers, {OWN: exact_policies((4, 16), 5)}).of(OWN)
-    assert first["tau"] == second["tau"] == {
-        "math": {"chain": found["chain"].tau, "4": found["tree-4"].tau, "16": found["tree-16"].tau}
-    }  # fmt: skip
+    sets = {"math": [np.arange(1, 9), np.arange(5, 20)], "chat": [np.arange(40, 43)]}
+    made: Evaluate = StoredAnswerEvaluation.prepare(target, sets, budgets=(4, 16))
+    figures = made(head, 10)
+    assert figures == made(head, 20)
+    tokens, rounds = 0, 0
+    for name, prompts in sets.items():
+        answers = answer_prompts(target, prompts)
+        found = evaluate(target, head, answers, {OWN: exact_policies((4, 16), 5)}).of(OWN)
+        for trees, policy in (("chain", "chain"), ("4", "tree-4"), ("16", "tree-16")):
+            assert figures[f"tau/{name}/{trees}"] == found[policy].tau >= 1
+        tokens, rounds = tokens + answers.tokens, rounds + found["tree-16"].rounds
+    assert figures["tau/all/16"] == tokens / rounds
+    assert len(figures) == 9
     sampled = answer_prompts(target, sets["math"], temperature=1.0, max_new_tokens=4)
     with pytest.raises(ValueError, match="the answers of math were sampled"):
-        StoredAnswerEvaluation(target, {"math": sampled}, sink)
+        StoredAnswerEvaluation(target, {"math": sampled})
     with pytest.raises(ValueError, match="budgets"):
-        StoredAnswerEvaluation(target, {"math": answers}, sink, budgets=(0,))
+        StoredAnswerEvaluation(target, {"math": answers}, budgets=(0,))
     with pytest.raises(ValueError, match="at least one set"):
-        StoredAnswerEvaluation(target, {}, sink)
+        StoredAnswerEvaluation(target, {})
 
 
 def test_a_runs_own_figures_are_pooled(models: Path) -> None:

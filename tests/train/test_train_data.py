@@ -13,10 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jetflow_core.offline import Answer
-from jetflow_core.reports.loops import FEWEST_REPEATED, looping_tail
 from jetflow_train import regenerate as regeneration
 from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
-from jetflow_train.loops import looping_tails
 from jetflow_train.packing import build_batch, depth_weights, pack
 from jetflow_train.prompts import PromptSet, read_prompts
 from jetflow_train.regenerate import RegenerateConfig, plan, regenerate
@@ -175,27 +173,6 @@ def test_prompt_files_name_the_bad_line(tmp_path: Path) -> None:
         read_prompts([path])
 
 
-@given(
-    head=st.lists(st.integers(0, 5), max_size=50),
-    loop=st.lists(st.integers(0, 5), min_size=1, max_size=45),
-    length=st.integers(0, 120),
-)
-def test_looping_tails_equal_their_definition(
-    head: list[int], loop: list[int], length: int
-) -> None:
-    tail = (loop * (1 + length // len(loop)))[:length]
-    tokens = np.asarray([*head, *tail, 0], dtype=np.int64)
-    best = 0
-    for period in range(1, min(40, len(tokens) - 1) + 1):
-        repeated = 0
-        while repeated < len(tokens) - period and (
-            tokens[-1 - repeated] == tokens[-1 - repeated - period]
-        ):
-            repeated += 1
-        best = max(best, repeated)
-    assert looping_tails(tokens[None]).tolist() == [best if best >= FEWEST_REPEATED else 0]
-
-
 @given(lengths=st.lists(st.integers(0, 9), max_size=40), seed=st.integers(0, 3))
 def test_the_plan_asks_every_question_once(lengths: list[int], seed: int) -> None:
     config = RegenerateConfig(seed=seed, max_prompt_tokens=8, temperatures=(0.0, 0.7, 1.0))
@@ -255,14 +232,3 @@ def test_weights_follow_the_depth() -> None:
 
 def _quiet(text: str) -> None:
     assert text
-
-
-def test_loops_are_those_that_reports_count() -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, 3, size=(300, 60))
-    for row, period in enumerate(rng.integers(1, 50, size=150)):
-        rows[row, period:] = np.resize(rows[row, :period], 60 - period)
-        rows[row, : rng.integers(0, 40)] = 7
-    found = looping_tails(rows)
-    assert found.tolist() == [60 - looping_tail(row.tolist()) for row in rows]
-    assert 20 < (found > 0).sum() < 280
