@@ -1,6 +1,8 @@
-"""A fresh head whose layers start as the target's last ones."""
+"""A fresh head whose layers start as the target's last ones, or as noise."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from jetflow_core.head.config import HeadConfig
@@ -60,8 +62,15 @@ def head_config(
     )
 
 
-def new_head(target: FrozenTarget, config: HeadConfig, sample: Tensor, seed: int) -> DraftHead:
-    """A head in fp32 on the target's device, its layers copied from the target's last ones.
+def new_head(
+    target: FrozenTarget,
+    config: HeadConfig,
+    sample: Tensor,
+    seed: int,
+    *,
+    init: Literal["target", "random"] = "target",
+) -> DraftHead:
+    """A head in fp32 on the target's device.
 
     Args:
         target: the target.
@@ -69,10 +78,17 @@ def new_head(target: FrozenTarget, config: HeadConfig, sample: Tensor, seed: int
         sample: int64 ``[R, T]`` tokens of real text, from which the scale of the target's queries
             and keys is read: the head norms them, most targets do not.
         seed: of the parts that no target layer gives.
+        init: ``target``: layers are the target's last ones, and the fusion hands them its deepest
+            tap; ``random``: both are noise. What meets the target's own vocabulary (final norm,
+            mask vector) is the target's in either case.
+
+    Raises:
+        ValueError: ``target`` is asked for and has fewer layers than the head.
     """
-    if config.num_layers > target.shape.num_layers:
+    if init == "target" and config.num_layers > target.shape.num_layers:
         raise ValueError(
-            f"num_layers {config.num_layers} exceeds the target's {target.shape.num_layers}"
+            f"num_layers {config.num_layers} exceeds the target's {target.shape.num_layers}, from "
+            "whose layers the head's would begin: --init random does without"
         )
     generator = torch.Generator().manual_seed(seed)
     head = DraftHead(config)
@@ -81,16 +97,22 @@ def new_head(target: FrozenTarget, config: HeadConfig, sample: Tensor, seed: int
             if isinstance(module, nn.Linear) and module.weight.any():
                 module.weight.normal_(0.0, module.in_features**-0.5, generator=generator)
         head = head.to(device=target.device, dtype=torch.float32)
-        sources = target.layers[-config.num_layers :]
-        scales = _query_key_rms(target, sample)[-config.num_layers :]
-        layers = [layer for layer in head.layers if isinstance(layer, HeadLayer)]
-        for layer, source, scale in zip(layers, sources, scales, strict=True):
-            _copy_layer(layer, source, scale, target.shape)
-        _start_fusion(head, sources)
+        if init == "target":
+            _copy_layers(head, target, sample)
         head.norm.weight.copy_(target.final_norm)
         if config.learned_mask:
             head.mask_embedding.copy_(target.embedding.float().mean(0))
     return head
+
+
+def _copy_layers(head: DraftHead, target: FrozenTarget, sample: Tensor) -> None:
+    number = head.config.num_layers
+    sources = target.layers[-number:]
+    scales = _query_key_rms(target, sample)[-number:]
+    layers = [layer for layer in head.layers if isinstance(layer, HeadLayer)]
+    for layer, source, scale in zip(layers, sources, scales, strict=True):
+        _copy_layer(layer, source, scale, target.shape)
+    _start_fusion(head, sources)
 
 
 def _start_fusion(head: DraftHead, sources: tuple[LayerWeights, ...]) -> None:

@@ -31,7 +31,7 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics file, each step once.
+    """The entries of a metrics file, each step once for each ``kind`` of entry.
 
     A run that was killed and resumed writes the steps after its last state again; the later entry
     counts. A last line that was cut off is left out.
@@ -43,7 +43,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the metrics of {path}: {error}") from error
-    entries: dict[int, dict[str, Any]] = {}
+    entries: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -52,9 +52,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise ValueError(f"{path}:{number} is no entry of a run") from error
-        # What follows a state that was gone back to was never learnt from.
-        entries = {kept: found for kept, found in entries.items() if kept < step} | {step: entry}
-    return list(entries.values())
+        if entries and entries[-1]["step"] >= step:
+            # What follows a state that was gone back to is no part of the run.
+            place, kind = (step, True), entry.get("kind")
+            entries = [e for e in entries if (e["step"], e.get("kind") == kind) < place]
+        entries.append(entry)
+    return entries
 
 
 def _plain(value: Any) -> Any:

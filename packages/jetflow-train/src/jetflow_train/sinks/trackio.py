@@ -58,7 +58,10 @@ class Trackio:
         """Waits until everything is in the database."""
         if self._run is not None:
             with _quiet():
-                self._run.finish()
+                import trackio
+
+                # Not the run's own: trackio would finish it once more, and say so, at exit.
+                trackio.finish()
 
 
 @contextlib.contextmanager
