@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from jetflow_core.cli import run_app
@@ -12,12 +12,11 @@ from jetflow_core.commands.numbers import Positive, Seed, whole
 from jetflow_core.commands.registry import new_app
 
 from jetflow_train import cli_eval
-from jetflow_train.prompts import named_sets
+from jetflow_train.settings import RUN, TrainSettings
 
 _NAME = "jetflow-train"
 
 Files = Annotated[list[Path], Parameter(consume_multiple=True)]
-Folders = Annotated[list[Path], Parameter(consume_multiple=True)]
 Numbers = Annotated[list[float], Parameter(consume_multiple=True)]
 
 
@@ -34,6 +33,7 @@ def regenerate(
     max_seconds: float | None = None,
     compile: bool | None = None,
     seed: Seed = 0,
+    config: Path | None = None,
 ) -> None:
     """Let the target answer prompts; a folder that is partly there is completed.
 
@@ -50,11 +50,12 @@ def regenerate(
         max_seconds: Start nothing new after this time.
         compile: Fuse small operations with torch.compile; by default on a GPU.
         seed: Of order and sampling.
+        config: TOML file with these options; what stands on the command line wins.
     """
     from jetflow_train.regenerate import RegenerateConfig
     from jetflow_train.run import run_regenerate
 
-    config = RegenerateConfig(
+    how = RegenerateConfig(
         temperatures=tuple(temperatures) if temperatures else (0.0, 0.7, 0.8),
         max_new_tokens=max_new_tokens,
         max_prompt_tokens=max_prompt_tokens,
@@ -65,7 +66,7 @@ def regenerate(
         _folder(target),
         prompts,
         out,
-        config,
+        how,
         limit=limit,
         max_seconds=max_seconds,
         compiled=compile,
@@ -76,34 +77,7 @@ def regenerate(
 
 
 def train(
-    *,
-    data: Folders,
-    out: Path,
-    target: Path | None = None,
-    max_minutes: float | None = None,
-    max_steps: Annotated[int | None, whole(1)] = None,
-    eval_prompts: Files | None = None,
-    eval_limit: Positive = 128,
-    resume: bool = False,
-    compile: bool | None = None,
-    layers: Annotated[int, whole(1, 256)] = 3,
-    block_size: Annotated[int, whole(2, 1024)] = 16,
-    path_rank: Annotated[int, whole(0, 16384)] = 128,
-    path_context: bool = True,
-    candidate_pool: Annotated[int, whole(0, 16384)] = 64,
-    causal: bool = True,
-    rows: Positive = 32,
-    pieces: Positive = 1,
-    width: Positive = 512,
-    anchors: Positive = 80,
-    chunks: Positive = 4,
-    learning_rate: float = 1.5e-3,
-    path_learning_rate: float = 3e-3,
-    loss: Literal["forward_kl", "reverse_kl", "cross_entropy", "total_variation"] = "forward_kl",
-    loss_temperature: float = 1.0,
-    gamma: float = 4.0,
-    seed: Seed = 0,
-    shard: Literal["none", "head", "all"] = "none",
+    *, settings: TrainSettings, config: Annotated[Path | None, Parameter(group=RUN)] = None
 ) -> int:
     """Train a draft head on what its target wrote.
 
@@ -112,81 +86,18 @@ def train(
     code 75; a second one ends at once.
 
     Args:
-        data: Data folders that this target wrote.
-        out: Run folder: state, metrics, `head` and `head-8bit`.
-        target: Folder of the target; the embedded one if left out.
-        max_minutes: Horizon in time (without the first, compiling step).
-        max_steps: Horizon in steps, instead of `max_minutes`.
-        eval_prompts: JSONL prompt files, each its own held-out set.
-        eval_limit: Prompts taken from each of them.
-        resume: Go on with the run in `out`.
-        compile: Compile the step's heavy parts; by default on a GPU.
-        layers: Layers of the head.
-        block_size: Slots of a block, the root's included.
-        path_rank: Rank of the path term; 0 leaves it out.
-        path_context: The path term also reads the hidden state of its depth.
-        candidate_pool: Best tokens of a depth among which its candidates are chosen by their
-            chance along the drafted paths; 0 takes the depth's own best.
-        causal: A slot of the block sees no later slot.
-        rows: Packed rows a step, over all processes.
-        pieces: Parts in which a process works through its rows; more need less memory.
-        width: Tokens of a row.
-        anchors: Blocks a row.
-        chunks: Pieces of the loss; more need less memory.
-        learning_rate: Peak rate of the head.
-        path_learning_rate: Peak rate of the path term.
-        loss: What is made small, over the full vocabulary.
-        loss_temperature: Divides the logits of both sides in the loss.
-        gamma: Depth d weighs exp(-(d - 1) / gamma); 0 weighs all alike.
-        seed: Of everything random.
-        shard: What the processes of torchrun hold a part of each: nothing; the `head` with its
-            gradients and optimizer; or `all`, the layers of the target too.
+        settings: Of the run.
+        config: TOML file with these options; what stands on the command line wins. A run stores
+            its own as `out`/run.toml.
     """
-    if (max_minutes is None) == (max_steps is None):
-        raise ValueError("the length of the run: give --max-minutes or --max-steps, one of them")
-    eval_sets = named_sets(eval_prompts or [])
+    settings.check()
     # Only now: torch takes seconds to import.
     from jetflow_train.distributed import joined
-    from jetflow_train.run import HeadChoice, run_train
-    from jetflow_train.schedule import Horizon
+    from jetflow_train.run import run_train
     from jetflow_train.signals import INTERRUPTED
-    from jetflow_train.train_config import TrainConfig
 
     with joined() as world:
-        head = run_train(
-            _folder(target),
-            data,
-            out,
-            TrainConfig(
-                rows=rows,
-                pieces=pieces,
-                width=width,
-                anchors=anchors,
-                chunks=chunks,
-                learning_rate=learning_rate,
-                path_learning_rate=path_learning_rate,
-                loss=loss,
-                loss_temperature=loss_temperature,
-                gamma=gamma,
-                seed=seed,
-            ),
-            HeadChoice(
-                num_layers=layers,
-                block_size=block_size,
-                path_rank=path_rank,
-                path_context=path_context,
-                candidate_pool=candidate_pool,
-                causal=causal,
-            ),
-            Horizon(minutes=max_minutes, steps=max_steps),
-            eval_sets=eval_sets,
-            eval_limit=eval_limit,
-            resume=resume,
-            compiled=compile,
-            world=world,
-            shard=shard,
-            report=say,
-        )
+        head = run_train(settings, world=world, report=say)
     if head is None:
         return INTERRUPTED
     if world.leads:

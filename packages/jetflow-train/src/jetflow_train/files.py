@@ -58,9 +58,13 @@ def check_folder(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, atomically."""
-    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
-    write_atomic(path, lambda temporary: _write_text(temporary, text))
+    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` in UTF-8, atomically."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomic(path, write)

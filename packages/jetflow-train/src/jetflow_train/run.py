@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +11,30 @@ from jetflow_core.head.checkpoint import HeadInfo, save_head
 from jetflow_core.head.model import DraftHead
 
 from jetflow_train.distributed import World
+from jetflow_train.estimate import estimate, size
 from jetflow_train.evaluation.after_training import evaluate_sets, pooled_top1
-from jetflow_train.evaluation.sets import load_eval_sets
-from jetflow_train.files import check_folder, sha256_file, write_json
-from jetflow_train.initialise import head_config, new_head
-from jetflow_train.prompts import load_prompts
+from jetflow_train.evaluation.in_training import StoredAnswerEvaluation
+from jetflow_train.evaluation.sets import EvalSets, load_eval_sets
+from jetflow_train.files import check_folder
+from jetflow_train.heads import check_objective, check_stored, start_head, stored_head
+from jetflow_train.prompts import load_prompts, named_sets
+from jetflow_train.records import write_result, write_start
 from jetflow_train.regenerate import RegenerateConfig, regenerate
-from jetflow_train.schedule import Horizon
-from jetflow_train.sharding import Shard, check_shard
-from jetflow_train.shards import MANIFEST, Corpus, load_corpus
+from jetflow_train.settings import TrainSettings
+from jetflow_train.sharding import check_shard
+from jetflow_train.shards import Corpus, load_corpus
 from jetflow_train.signals import stop_requests
-from jetflow_train.state import STATE
+from jetflow_train.sinks.base import MetricSink
+from jetflow_train.sinks.choose import open_sinks
+from jetflow_train.state import STATE, Progress
 from jetflow_train.target import FrozenTarget, load_target
-from jetflow_train.train_config import TrainConfig
-from jetflow_train.trainer import Trainer
+from jetflow_train.trainer import Evaluate, Trainer
 
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadChoice:
-    """The shape of a new head; everything else follows the target.
-
-    Raises:
-        ValueError: on construction, naming the field and its range.
-    """
-
-    num_layers: int = 3
-    block_size: int = 16
-    path_rank: int = 128
-    path_context: bool = True
-    """The path term reads its depth's hidden state; without a path term this says nothing."""
-    candidate_pool: int = 64
-    """Best tokens of a depth among which its candidates are chosen, likewise."""
-    causal: bool = True
-    taps: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        leasts = (("num_layers", 1), ("block_size", 2), ("path_rank", 0), ("candidate_pool", 0))
-        for name, least in leasts:
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+class OutOfMemory(RuntimeError):
+    """A step did not fit on the device."""
 
 
 def open_target(path: Path, *, in_host_memory: bool = False) -> FrozenTarget:
@@ -98,97 +79,163 @@ def run_regenerate(
 
 
 def run_train(
-    target_dir: Path,
-    data: Sequence[Path],
-    out: Path,
-    config: TrainConfig,
-    choice: HeadChoice,
-    horizon: Horizon,
-    *,
-    eval_sets: Mapping[str, Sequence[Path]] | None = None,
-    eval_limit: int = 128,
-    resume: bool = False,
-    compiled: bool | None = None,
-    world: World | None = None,
-    shard: Shard = "none",
-    report: Report = print,
+    settings: TrainSettings, *, world: World | None = None, report: Report = print
 ) -> Path | None:
-    """Train a head on data folders; the folder of the finished head comes back.
+    """Train a head; its folder comes back, or None from a run that a signal interrupted.
 
-    None comes back from a run that a signal interrupted; its state is saved.
-
-    The leading process of ``world`` evaluates and writes the head; the others return before.
+    Of an interrupted run the state is saved. A dry run trains nothing and stores its untrained
+    head. The leading process of ``world`` evaluates and writes; the others return before.
 
     Raises:
-        ValueError: ``out`` holds a run and ``resume`` is False, or the other way round; or
-            ``shard`` cannot be had.
+        ValueError: settings that are refused; the message names them.
+        OutOfMemory: a step did not fit on the device.
     """
-    check_shard(shard, world or World())
-    if shard == "all" and eval_sets:
-        raise ValueError(
-            "shard 'all' leaves no process with a whole target to evaluate with: leave out the "
-            "prompts and evaluate the finished head"
-        )
-    if (out / STATE).exists() != resume:
-        if resume:
-            raise ValueError(f"{out} holds no run to resume")
-        raise ValueError(f"{out} already holds a run: go on with --resume, or choose another --out")
-    check_folder(out)
+    world, out = world or World(), settings.out
+    say = report if world.leads else _say_nothing
+    target_dir = _check(settings, world)
     # Before hours of training, not after them.
-    prompts = load_eval_sets(target_dir, eval_sets or {}, eval_limit)
-    target = open_target(target_dir, in_host_memory=shard == "all")
-    corpus = load_corpus(data, target.fingerprint)
-    report(f"{len(corpus):,} sequences, {len(corpus.tokens):,} tokens")
-    trainer = Trainer(
+    sets = named_sets(settings.eval_prompts)
+    prompts = load_eval_sets(target_dir, sets, settings.eval_limit)
+    target = open_target(target_dir, in_host_memory=settings.shard == "all")
+    corpus = load_corpus(settings.data, target.fingerprint)
+    say(f"{len(corpus):,} sequences, {len(corpus.tokens):,} tokens")
+    head = _first_head(settings, target, corpus)
+    settings = settings.resolved(head.config)
+    told = estimate(
         target,
-        start_head(target, corpus, choice, config.seed),
+        head.config,
+        settings.train_config(),
         corpus,
-        config,
-        out,
-        compiled=torch.cuda.is_available() if compiled is None else compiled,
-        world=world,
-        shard=shard,
+        processes=world.size,
+        shard=settings.shard,
     )
-    if resume:
-        trainer.resume()
-    with stop_requests() as stop_asked:
-        progress = trainer.run(horizon, stop_asked=stop_asked, report=report)
+    for line in told.lines():
+        say(line)
+    start = write_start(settings, target, told) if world.leads else {}
+    if settings.dry_run:
+        return _store_untrained(settings, target_dir, head, start) if world.leads else out / "head"
+    sink = open_sinks(out, settings.track)
+    try:
+        trainer = _trainer(settings, target, head, corpus, world, sink)
+        progress = _train(trainer, settings, _evaluation(settings, target, prompts), say)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"a step needs more memory than there is (about {size(told.peak)} were estimated): "
+            f"more --pieces than {settings.pieces} or --chunks than {settings.chunks} need less "
+            "and change nothing else; fewer --anchors or --rows make another run"
+        ) from error
+    finally:
+        sink.close()
     if progress.interrupted:
-        if trainer.world.leads:
-            report(f"interrupted after step {progress.step}; --resume goes on from there")
+        say(f"interrupted after step {progress.step}; --resume goes on from there")
         return None
-    head = trainer.whole_head()
-    if head is None:
+    whole = trainer.whole_head()
+    if whole is None:
         return out / "head"
-    report(f"{progress.step} steps, {progress.seconds:.0f} s")
-    results = evaluate_sets(target, head, prompts, report)
+    say(f"{progress.step} steps, {progress.seconds:.0f} s")
+    results = evaluate_sets(target, whole, prompts, say)
     info = HeadInfo(
         target=target_dir.name,
         tokenizer_sha256=_tokenizer_sha256(target_dir),
         top1_by_depth=pooled_top1(results),
-        provenance=_provenance(target, data, config, trainer, results),
+        provenance=write_result(settings, target, start, progress, results),
     )
     for name, eight_bit in (("head", False), ("head-8bit", True)):
-        save_head(out / name, head, info, eight_bit=eight_bit)
+        save_head(out / name, whole, info, eight_bit=eight_bit)
     return out / "head"
 
 
-def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: int) -> DraftHead:
-    """A fresh head of the chosen shape, scaled on the first sequences of the corpus."""
-    config = head_config(
-        target.shape,
-        num_layers=choice.num_layers,
-        block_size=choice.block_size,
-        path_rank=choice.path_rank,
-        path_context=choice.path_context and choice.path_rank > 0,
-        candidate_pool=choice.candidate_pool if choice.path_rank else 0,
-        causal=choice.causal,
-        taps=choice.taps,
+def _check(settings: TrainSettings, world: World) -> Path:
+    """The target's folder, once everything is checked that needs no target."""
+    settings.check()
+    config, out, start = settings.train_config(), settings.out, settings.start_head
+    settings.horizon()
+    check_shard(settings.shard, world)
+    config.rows_of_a_piece(world.size)
+    if (out / STATE).exists() != settings.resume:
+        if settings.resume:
+            raise ValueError(f"{out} holds no run to resume")
+        raise ValueError(f"{out} already holds a run: go on with --resume, or choose another --out")
+    check_folder(out)
+    check_objective(config.loss, fresh=start is None and not settings.resume)
+    if start is not None:
+        check_stored(start, settings.head_options(), settings.init)
+    settings.head_choice()
+    if settings.target is not None:
+        return settings.target
+    from jetflow_core.defaults import default_target
+
+    return default_target()
+
+
+def _first_head(settings: TrainSettings, target: FrozenTarget, corpus: Corpus) -> DraftHead:
+    if settings.start_head is not None:
+        return stored_head(settings.start_head, target)
+    return start_head(target, corpus, settings.head_choice(), settings.seed)
+
+
+def _trainer(
+    settings: TrainSettings,
+    target: FrozenTarget,
+    head: DraftHead,
+    corpus: Corpus,
+    world: World,
+    sink: MetricSink,
+) -> Trainer:
+    trainer = Trainer(
+        target,
+        head,
+        corpus,
+        settings.train_config(),
+        settings.out,
+        compiled=torch.cuda.is_available() if settings.compile is None else settings.compile,
+        world=world,
+        shard=settings.shard,
+        sink=sink,
     )
-    width = min(128, len(corpus.tokens))
-    rows = min(16, len(corpus.tokens) // width)
-    sample = torch.from_numpy(corpus.tokens[: rows * width].astype("int64")).view(rows, width)
-    return new_head(target, config, sample.to(target.device), seed)
+    if settings.resume:
+        trainer.resume()
+    return trainer
+
+
+def _train(
+    trainer: Trainer, settings: TrainSettings, evaluate: Evaluate | None, report: Report
+) -> Progress:
+    with stop_requests() as stop_asked:
+        return trainer.run(
+            settings.horizon(),
+            evaluate=evaluate,
+            evaluate_seconds=settings.eval_seconds,
+            stop_asked=stop_asked,
+            report=report,
+        )
+
+
+def _evaluation(
+    settings: TrainSettings, target: FrozenTarget, prompts: EvalSets
+) -> Evaluate | None:
+    if not prompts or settings.eval_seconds == 0:
+        return None
+    prepared: list[StoredAnswerEvaluation] = []
+
+    def evaluate(head: DraftHead, step: int) -> Mapping[str, float]:
+        # Only now: a short run never asks, and answers take a while.
+        if not prepared:
+            prepared.append(StoredAnswerEvaluation.prepare(target, prompts))
+        return prepared[0](head, step)
+
+    return evaluate
+
+
+def _store_untrained(
+    settings: TrainSettings, target_dir: Path, head: DraftHead, start: Mapping[str, Any]
+) -> Path:
+    info = HeadInfo(
+        target=target_dir.name,
+        tokenizer_sha256=_tokenizer_sha256(target_dir),
+        provenance={**start, "steps": 0},
+    )
+    return save_head(settings.out / "head", head, info)
 
 
 def _tokenizer_sha256(target_dir: Path) -> str:
@@ -198,22 +245,5 @@ def _tokenizer_sha256(target_dir: Path) -> str:
     return tokenizer_fingerprint(load_tokenizer(target_dir))
 
 
-def _provenance(
-    target: FrozenTarget,
-    data: Sequence[Path],
-    config: TrainConfig,
-    trainer: Trainer,
-    results: Mapping[str, Any],
-) -> dict[str, Any]:
-    provenance = {
-        "target": target.fingerprint,
-        "data": {path.name: sha256_file(path / MANIFEST) for path in data},
-        "train": asdict(config),
-        "steps": trainer.progress.step,
-        "seconds": round(trainer.progress.seconds, 1),
-        "loss_rows": trainer.progress.loss_rows,
-        "torch": str(torch.__version__),
-        "evaluation": dict(results),
-    }
-    write_json(trainer.out / "result.json", provenance)
-    return json.loads(json.dumps(provenance))
+def _say_nothing(text: str) -> None:
+    """Takes the lines of processes that do not lead."""

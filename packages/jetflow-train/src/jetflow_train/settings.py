@@ -10,7 +10,8 @@ from cyclopts import Group, Parameter
 from jetflow_core.commands.numbers import Positive, Seed, whole
 from jetflow_core.commands.settings_file import OneOf
 
-from jetflow_train.sinks.choose import TrackerName
+from jetflow_train.prompts import named_sets
+from jetflow_train.sinks.choose import TrackerName, check_trackers
 
 if TYPE_CHECKING:
     from jetflow_core.head.config import HeadConfig
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from jetflow_train.schedule import Horizon
     from jetflow_train.train_config import TrainConfig
 
-_RUN, _HEAD = Group("The run", sort_key=1), Group("The head", sort_key=3)
+RUN, _HEAD = Group("The run", sort_key=1), Group("The head", sort_key=3)
 _LENGTH = Group("Its length", sort_key=2, validator=OneOf("the length of the run"))
 _STEP, _LOSS = Group("A step", sort_key=4), Group("Loss and rates", sort_key=5)
+_MANY = Parameter(group=RUN, consume_multiple=True, show_default=False)
 
 # What the head is made of, by the name that its own description has for it. Left out of a run,
 # such an option follows the stored head that the run begins with, or its default.
@@ -43,27 +45,27 @@ _PASSING = ("resume", "dry_run")
 class TrainSettings:
     """The options as they were given; None where one follows something else."""
 
-    data: Annotated[tuple[Path, ...], Parameter(group=_RUN, consume_multiple=True)]
+    data: Annotated[tuple[Path, ...], _MANY]
     """Data folders that this target wrote."""
-    out: Annotated[Path, Parameter(group=_RUN)]
+    out: Annotated[Path, Parameter(group=RUN)]
     """Run folder: settings, state, metrics, `head` and `head-8bit`."""
-    target: Annotated[Path | None, Parameter(group=_RUN)] = None
+    target: Annotated[Path | None, Parameter(group=RUN)] = None
     """Folder of the target; the embedded one if left out."""
-    start_head: Annotated[Path | None, Parameter(group=_RUN)] = None
+    start_head: Annotated[Path | None, Parameter(group=RUN)] = None
     """Folder of a stored head whose weights the run begins with; it fixes the head's options."""
-    resume: Annotated[bool, Parameter(group=_RUN)] = False
+    resume: Annotated[bool, Parameter(group=RUN)] = False
     """Go on with the run in `out`."""
-    dry_run: Annotated[bool, Parameter(group=_RUN)] = False
+    dry_run: Annotated[bool, Parameter(group=RUN)] = False
     """Print the estimate, write an untrained head to `out`/head, and stop."""
-    eval_prompts: Annotated[tuple[Path, ...], Parameter(group=_RUN, consume_multiple=True)] = ()
+    eval_prompts: Annotated[tuple[Path, ...], _MANY] = ()
     """JSONL prompt files, each its own held-out set."""
-    eval_limit: Annotated[Positive, Parameter(group=_RUN)] = 128
+    eval_limit: Annotated[Positive, Parameter(group=RUN)] = 128
     """Prompts taken from each of them."""
-    eval_seconds: Annotated[float, Parameter(group=_RUN)] = 120.0
+    eval_seconds: Annotated[float, Parameter(group=RUN)] = 120.0
     """Seconds of training between two evaluations on them; 0 evaluates at the end alone."""
-    track: Annotated[tuple[TrackerName, ...], Parameter(group=_RUN, consume_multiple=True)] = ()
+    track: Annotated[tuple[TrackerName, ...], _MANY] = ()
     """Write the figures there too, beside metrics.jsonl."""
-    compile: Annotated[bool | None, Parameter(group=_RUN)] = None
+    compile: Annotated[bool | None, Parameter(group=RUN)] = None
     """Compile the step's heavy parts; by default on a GPU."""
 
     max_minutes: Annotated[float | None, Parameter(group=_LENGTH)] = None
@@ -80,8 +82,7 @@ class TrainSettings:
     path_context: Annotated[bool | None, Parameter(group=_HEAD)] = None
     """The path term also reads the hidden state of its depth; default true."""
     candidate_pool: Annotated[int | None, whole(0, 16384), Parameter(group=_HEAD)] = None
-    """Best tokens of a depth among which its candidates are chosen by their chance along the
-    drafted paths; 0 takes the depth's own best; default 64."""
+    """Tokens of a depth from which drafted paths choose its candidates; 0: none; default 64."""
     causal: Annotated[bool | None, Parameter(group=_HEAD)] = None
     """A slot of the block sees no later slot; default true."""
     taps: Annotated[
@@ -102,8 +103,7 @@ class TrainSettings:
     chunks: Annotated[Positive, Parameter(group=_STEP)] = 4
     """Pieces of the loss; more need less memory."""
     shard: Annotated[Literal["none", "head", "all"], Parameter(group=_STEP)] = "none"
-    """What the processes of torchrun hold a part of each: nothing; the head with its gradients
-    and optimizer; or all, the layers of the target too."""
+    """What torchrun's processes hold a part of each: the head, or all: the target's layers too."""
     seed: Annotated[Seed, Parameter(group=_STEP)] = 0
     """Of everything random."""
 
@@ -126,6 +126,26 @@ class TrainSettings:
     """Share of the peak rates at the end."""
     clip: Annotated[float, Parameter(group=_LOSS)] = 1.0
     """Largest norm of a step's gradient."""
+
+    def check(self) -> None:
+        """Refuses what can be refused without importing anything heavy.
+
+        Raises:
+            ValueError: naming the option.
+        """
+        if not 0 <= self.eval_seconds < float("inf"):
+            raise ValueError(
+                f"eval-seconds {self.eval_seconds} is out of range: 0 or above, and finite"
+            )
+        if self.shard == "all" and self.eval_prompts:
+            raise ValueError(
+                "--shard all leaves no process with a whole target to evaluate with: leave out "
+                "--eval-prompts, and evaluate the finished head"
+            )
+        if self.dry_run and self.resume:
+            raise ValueError("--dry-run starts nothing that --resume could go on with")
+        named_sets(self.eval_prompts)
+        check_trackers(self.track)
 
     def train_config(self) -> TrainConfig:
         """What changes what a run learns.

@@ -11,9 +11,10 @@ import torch
 
 from jetflow_train.evaluation.after_training import evaluate_sets
 from jetflow_train.evaluation.sets import load_eval_sets
+from jetflow_train.heads import HeadChoice, start_head
 from jetflow_train.packing import depth_weights
 from jetflow_train.regenerate import RegenerateConfig
-from jetflow_train.run import HeadChoice, open_target, run_regenerate, start_head
+from jetflow_train.run import open_target, run_regenerate
 from jetflow_train.schedule import Horizon
 from jetflow_train.shards import load_corpus
 from jetflow_train.step import autocast, document_mask, put
