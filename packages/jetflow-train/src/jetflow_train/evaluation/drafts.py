@@ -16,9 +16,9 @@ from jetflow_train.evaluation.walk import Drafts, StoredText
 from jetflow_train.step import autocast, document_mask
 from jetflow_train.target import FrozenTarget
 
-_SCORES = 2**28
+_SCORES = 2**26
 """Attention scores of one pass of the head, over all its query heads."""
-_LOGITS = 2**27
+_LOGITS = 2**26
 """Logits that are held at once."""
 
 

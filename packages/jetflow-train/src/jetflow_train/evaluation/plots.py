@@ -80,7 +80,9 @@ def _tau(axis: Any, each: Mapping[str, Any]) -> None:
         ]
         axis.errorbar([row["budget"] for row in rows], taus, around, marker="o", label=name)
     axis.axhline(each["prompt_lookup"]["tau"], linestyle="--", color="grey", label="prompt lookup")
+    budgets = sorted({row["budget"] for row in each["rows"]})
     axis.set_xscale("log", base=2)
+    axis.set_xticks(budgets, [str(budget) for budget in budgets])
     axis.set_xlabel("budget (rows, root included)")
     axis.set_ylabel("tokens a round")
 
@@ -93,5 +95,6 @@ def _depths(axis: Any, each: Mapping[str, Any]) -> None:
         label = f"{name} {largest['budget']}"
         axis.plot([entry["depth"] for entry in reached], shares, marker=".", label=label)
     axis.set_ylim(0, 1)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("depth")
     axis.set_ylabel("accepted of those that came there")
