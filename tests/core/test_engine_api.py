@@ -17,7 +17,7 @@ from jetflow_core.head.config import HeadConfig
 from jetflow_core.head.model import DraftHead
 from jetflow_core.sampling import SamplingParams
 from jetflow_core.target import Target
-from jetflow_tree import Candidates
+from jetflow_tree import BestFirst, Candidates, Tree
 from torch import Tensor
 
 PROMPT = (3, 14, 15, 92, 65)
@@ -47,6 +47,25 @@ def speaking(tiny_model: Callable[..., Any], tiny_tokenizer: Path) -> Engine:
 
 
 # Text
+
+
+class Elsewhere:
+    """A builder whose trees begin at another token than they were asked to."""
+
+    def build(self, root: int, candidates: Candidates, budget: int) -> Tree:
+        return BestFirst().build(root + 1, candidates, budget)
+
+
+def test_a_builder_that_moves_the_root_is_refused(speaking: Engine) -> None:
+    options = TreeOptions(budget=4, builder=Elsewhere())
+    with pytest.raises(ValueError, match=r"request 0 has the root 66; its last .* is 65"):
+        list(speaking.rounds([PROMPT], [FEW], options))
+
+
+@pytest.mark.parametrize("slots", [0, -1, 1.5, True])
+def test_slots_are_a_whole_number(speaking: Engine, slots: Any) -> None:
+    with pytest.raises(ValueError, match=f"num_slots must be a whole number, .* got {slots!r}"):
+        speaking.rounds([PROMPT], [FEW], TREES, num_slots=slots)
 
 
 def _params(text: str) -> list[SamplingParams]:

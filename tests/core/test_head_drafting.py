@@ -154,6 +154,18 @@ def test_non_finite_logits_name_the_slot(new_head: Heads, make_drafter: Drafters
         make_drafter(head).propose([0], [5], 5)
 
 
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e150])
+def test_a_path_term_that_overflows_names_the_slot(
+    new_head: Heads, make_drafter: Drafters, weight: float
+) -> None:
+    head = new_head(path_rank=4)
+    assert head.path is not None
+    for parameter in head.path.parameters():
+        parameter[:] = weight
+    with pytest.raises(NonFiniteDraft, match=r"path term .* \(slots \[0\]\)"):
+        make_drafter(head).propose([0], [5], 5)
+
+
 def test_matrices_of_another_target_are_refused(new_head: Heads, target_matrices: Matrices) -> None:
     embedding, lm_head = target_matrices
     with pytest.raises(ValueError, match="50 x 32"):

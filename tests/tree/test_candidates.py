@@ -104,8 +104,10 @@ def test_from_logits_names_the_depth_that_is_not_finite(bad):
 
 
 def test_from_logits_refuses_nonsense():
-    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"width must be .* at least 1, got 0"):
         Candidates.from_logits(np.zeros((1, 3)), 0)
+    with pytest.raises(ValueError, match=r"width must be a whole number, .* got 1.5"):
+        Candidates.from_logits(np.zeros((1, 3)), 1.5)
     with pytest.raises(ValueError, match="shape"):
         Candidates.from_logits(np.zeros(3), 1)
     with pytest.raises(ValueError, match="depth 2 are all -inf"):

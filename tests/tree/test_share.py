@@ -146,8 +146,10 @@ def test_what_does_not_fit_is_refused():
         share_budget([0, 1], [one], 4)
     with pytest.raises(ValueError, match="got 1 and 3"):
         share_budget([0], [one], 4, limits=[1, 2, 3])
-    with pytest.raises(ValueError, match="limits must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"limits must be .* at least 1, got 0"):
         share_budget([0], [one], 4, limits=[0])
+    with pytest.raises(ValueError, match=r"limits must be a whole number, .* got nan"):
+        share_budget([0], [one], 4, limits=[float("nan")])
     with pytest.raises(ValueError, match="fixed must be at least 0"):
         share_budget([0], [one], 4, cost=lambda rows: 1.0, fixed=-1.0)
     with pytest.raises(ValueError, match="at least 1, got 0"):

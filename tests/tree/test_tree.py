@@ -41,6 +41,9 @@ def test_root_only_is_one_row():
     assert tree.parents.tolist() == [-1]
     with pytest.raises(ValueError, match="-3"):
         Tree.root_only(-3)
+    for token in (2.5, 2**63, True):
+        with pytest.raises(ValueError, match=f"a whole number from 0, got {token}"):
+            Tree.root_only(token)
 
 
 def test_expected_length_is_one_plus_the_path_probabilities():

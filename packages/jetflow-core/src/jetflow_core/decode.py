@@ -180,6 +180,7 @@ def _one_pass(
     times.append(perf_counter())
     if drafts:
         trees = planner.grow(roots, drafts, [r.depth_left for r in active])
+        _check_roots(active, trees)
     else:
         trees = [Tree.root_only(root) for root in roots]
     times.append(perf_counter())
@@ -204,6 +205,16 @@ def _one_pass(
             slots, active, trees, accepted, walks, offered, strict=True
         )
     ]  # fmt: skip
+
+
+def _check_roots(active: Sequence[_Running], trees: Sequence[Tree]) -> None:
+    """A tree of a user's own builder that stands elsewhere would be verified as another text."""
+    for request, tree in zip(active, trees, strict=True):
+        if int(tree.tokens[0]) != request.root:
+            raise ValueError(
+                f"the builder's tree for request {request.index} has the root "
+                f"{int(tree.tokens[0])}; its last committed token is {request.root}"
+            )
 
 
 def _commit(

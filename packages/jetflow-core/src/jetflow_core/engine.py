@@ -25,7 +25,7 @@ from jetflow_core.planning.fixed import FixedPlanner
 from jetflow_core.planning.measure import measured_costs
 from jetflow_core.prompt_ids import prompt_ids
 from jetflow_core.protocols import Drafter, TreePlanner
-from jetflow_core.sampling import SamplingParams
+from jetflow_core.sampling import SamplingParams, is_integer
 from jetflow_core.session import CachedSession
 from jetflow_core.target import Target
 from jetflow_core.tree_options import TreeOptions
@@ -104,6 +104,8 @@ class Engine:
         num_slots: int,
         drafter: Drafter | None,
     ) -> Iterator[Round]:
+        if not is_integer(num_slots) or num_slots < 1:
+            raise ValueError(f"num_slots must be a whole number, at least 1, got {num_slots!r}")
         context = self.target.context_length
         check_prompts(requests, context)
         live = [r for r in requests if r.picker.params.max_new_tokens > 0]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from jetflow_tree.build import check_request
 from jetflow_tree.candidates import Candidates
 from jetflow_tree.tree import Tree, trusted_tree
+from jetflow_tree.whole import check_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,7 @@ class AllChildren:
     """Children of an expanded node; more than the candidates a depth have is clamped."""
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
+        check_count("width", self.width)
 
     def build(self, root: int, candidates: Candidates, budget: int) -> Tree:
         """The all-children tree, rows in the order they are added.

@@ -14,6 +14,7 @@ from jetflow_tree.candidates import Candidates
 from jetflow_tree.frontier import Frontier
 from jetflow_tree.score import Scoring
 from jetflow_tree.tree import Tree, trusted_tree
+from jetflow_tree.whole import check_count, is_whole
 
 _LARGEST_TOKEN = 2**63 - 1
 
@@ -28,16 +29,12 @@ class TreeBuilder(Protocol):
 
 def check_request(root: int, budget: int) -> None:
     """Raise ValueError unless the root is a token and the budget holds at least it."""
-    if not _is_whole(root) or not 0 <= root <= _LARGEST_TOKEN:
+    if not is_whole(root) or not 0 <= root <= _LARGEST_TOKEN:
         raise ValueError(f"the root must be a token, a whole number from 0, got {root!r}")
-    if not _is_whole(budget) or budget < 1:
+    if not is_whole(budget) or budget < 1:
         raise ValueError(
             f"budget counts the root and must be a whole number, at least 1, got {budget!r}"
         )
-
-
-def _is_whole(value: object) -> bool:
-    return type(value) is int or isinstance(value, np.integer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +57,8 @@ class BestFirst:
     """Most children a node may have, at least 1; none, or more than the width, sets no limit."""
 
     def __post_init__(self) -> None:
-        if self.max_children is not None and self.max_children < 1:
-            raise ValueError(f"max_children must be at least 1, got {self.max_children}")
+        if self.max_children is not None:
+            check_count("max_children", self.max_children)
 
     def build(self, root: int, candidates: Candidates, budget: int) -> Tree:
         """The best-first tree.
@@ -117,8 +114,7 @@ def best_first_paths(
             log-probability above 0 or above its predecessor's, no token, or a token twice.
     """
     check_request(root, budget)
-    if not _is_whole(max_depth) or max_depth < 0:
-        raise ValueError(f"max_depth must be a whole number, at least 0, got {max_depth!r}")
+    check_count("max_depth", max_depth, 0)
     tokens, parents, depths, scores = [root], [-1], [0], [0.0]
     paths: list[tuple[int, ...]] = [()]
     heap: list[tuple[float, int, tuple[int, ...], int, int, Iterator[tuple[int, float]]]] = []
@@ -165,7 +161,7 @@ def _checked(
                 f"children of path {path} must come best first with log-probabilities at most 0, "
                 f"got {log_prob} after {bound}"
             )
-        if not _is_whole(token):
+        if not is_whole(token):
             raise ValueError(f"children of path {path} must be token ids, got {token!r}")
         if token in seen:
             raise ValueError(f"children of path {path} hold the token {token} twice")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from jetflow_tree.whole import check_count
+
 # Log-probabilities often come from float32 or bfloat16 softmaxes, whose rows sum to 1 roughly.
 _SUM_TOLERANCE = 1e-2
 
@@ -88,8 +90,7 @@ class Candidates:
         scores = np.asarray(logits, dtype=np.float64)
         if scores.ndim != 2 or scores.shape[1] < 1:
             raise ValueError(f"logits must have shape [D, V] with V >= 1, got {scores.shape}")
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}")
+        check_count("width", width)
         if np.isnan(scores).any() or np.isposinf(scores).any():
             bad = np.flatnonzero((np.isnan(scores) | np.isposinf(scores)).any(axis=1))
             raise ValueError(f"logits of depth {int(bad[0]) + 1} hold NaN or +inf")

@@ -31,11 +31,11 @@ def calibrated(temperatures: Sequence[float]) -> Scoring:
         The scoring. It raises ValueError when the candidates are deeper than the temperatures.
 
     Raises:
-        ValueError: If a temperature is not a positive finite number.
+        ValueError: If a temperature is not a number from 1e-6 to 1e6.
     """
     values = np.array(temperatures, dtype=np.float64)
-    if values.ndim != 1 or not np.isfinite(values).all() or (values <= 0).any():
-        raise ValueError(f"temperatures must be positive finite numbers, got {temperatures!r}")
+    if values.ndim != 1 or not ((values >= 1e-6) & (values <= 1e6)).all():
+        raise ValueError(f"temperatures must be numbers from 1e-6 to 1e6, got {temperatures!r}")
 
     def scoring(candidates: Candidates) -> Candidates:
         if candidates.depth > len(values):

@@ -12,6 +12,7 @@ from jetflow_tree.cost import Cost, peak_size
 from jetflow_tree.frontier import Expansion, Frontier
 from jetflow_tree.score import Scoring
 from jetflow_tree.tree import Tree, trusted_tree
+from jetflow_tree.whole import check_count
 
 
 def share_budget(
@@ -60,8 +61,8 @@ def share_budget(
         check_request(root, budget)
     if budget < count:
         raise ValueError(f"budget must hold the roots of all {count} requests, got {budget}")
-    if limits is not None and min(limits) < 1:
-        raise ValueError(f"limits must be at least 1, got {min(limits)}")
+    for limit in limits or ():
+        check_count("limits", limit)
     tables = list(candidates) if scoring is None else [scoring(table) for table in candidates]
     trees = _grow(roots, tables, budget, limits)
     return trees if cost is None else _trim_to_peak(trees, cost, fixed)

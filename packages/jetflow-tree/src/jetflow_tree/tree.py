@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from jetflow_tree.whole import is_whole
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
@@ -43,10 +45,10 @@ class Tree:
         """The tree of budget 1: plain decoding of one token.
 
         Raises:
-            ValueError: If the token is negative.
+            ValueError: If the token is no whole number from 0 to 2**63 - 1.
         """
-        if token < 0:
-            raise ValueError(f"the root token must not be negative, got {token}")
+        if not is_whole(token) or not 0 <= token < 2**63:
+            raise ValueError(f"the root must be a token, a whole number from 0, got {token!r}")
         return trusted_tree(
             np.array([token], dtype=np.int64),
             np.array([-1], dtype=np.int32),

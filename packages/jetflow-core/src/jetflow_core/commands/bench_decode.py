@@ -18,7 +18,7 @@ from jetflow_core.commands.bench_options import (
     ready_target,
     torch_device,
 )
-from jetflow_core.commands.numbers import Seed, Threads, whole
+from jetflow_core.commands.numbers import Real, Seed, Threads, whole
 from jetflow_core.devices import check_device_name
 
 
@@ -48,7 +48,7 @@ def command(
         whole(1, 10**6),
         Parameter(help="Deepest depth to draft; left out: the head's own."),
     ] = None,
-    temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[Real, Parameter(help="0 is greedy.")] = 0.0,
     max_new_tokens: MaxNewTokens = 128,
     repeats: Annotated[Repeats, Parameter(help="Timed runs of each, in alternating order.")] = 3,
     slots: Slots = 1,

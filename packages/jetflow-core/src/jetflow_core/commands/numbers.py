@@ -1,6 +1,6 @@
-"""Whole numbers on the command line: no fractions, no absurd sizes, one line for what is neither.
+"""Numbers on the command line: no absurd sizes, one line for what is none.
 
-cyclopts alone would cut 4.5 to 4, and hand numbers of any length on.
+cyclopts alone would cut 4.5 to 4, hand numbers of any length on, and take 1_0 for 10.
 """
 
 from __future__ import annotations
@@ -41,6 +41,22 @@ def parse_whole(text: str, name: str, least: int = -_LARGEST, most: int = _LARGE
     return int(text)
 
 
+def parse_real(text: str, name: str) -> float:
+    """The number that ``text`` spells: digits, at most one point, an exponent; or inf, nan.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf|nan", text.lower()):
+        return float(text)
+    raise OptionError(f"{name} {text if len(text) <= 40 else f'{text[:37]}...'!r} is no number")
+
+
+def _real(kind: Any, tokens: Sequence[Token]) -> Any:
+    token = tokens[-1]
+    return parse_real(token.value, (token.keyword or "value").lstrip("-"))
+
+
 def whole(least: int = -_LARGEST, most: int = _LARGEST) -> Parameter:
     """What an option's annotation holds so that only whole numbers in a range are taken."""
 
@@ -65,6 +81,9 @@ Number = Annotated[int, whole()]
 
 Positive = Annotated[int, whole(1)]
 """At least 1."""
+
+Real = Annotated[float, Parameter(converter=_real, n_tokens=1)]
+"""A number; its range is checked where it is used."""
 
 Seed = Annotated[int, whole(0)]
 """0 to 2**64 - 1."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from jetflow_core.commands.numbers import OptionError, parse_whole, whole
+from jetflow_core.commands.numbers import OptionError, Real, parse_real, parse_whole, whole
 
 if TYPE_CHECKING:
     from jetflow_core.sampling import SamplingParams
@@ -23,22 +23,22 @@ class SamplingOptions:
 
     max_new_tokens: Annotated[int, whole(), Parameter(help="Most tokens to write.")] = 128
     min_new_tokens: Annotated[int, whole(), Parameter(help="No stop before so many tokens.")] = 0
-    temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0
+    temperature: Annotated[Real, Parameter(help="0 is greedy.")] = 0.0
     top_k: Annotated[int, whole(), Parameter(help="Keep the k best tokens; 0 keeps all.")] = 0
     top_p: Annotated[
-        float, Parameter(help="Keep the fewest tokens whose probability reaches p.")
+        Real, Parameter(help="Keep the fewest tokens whose probability reaches p.")
     ] = 1.0
     min_p: Annotated[
-        float, Parameter(help="Keep tokens at least so many times as probable as the best.")
+        Real, Parameter(help="Keep tokens at least so many times as probable as the best.")
     ] = 0.0
     repetition_penalty: Annotated[
-        float, Parameter(help="Above 1: tokens of the prompt and the answer become less likely.")
+        Real, Parameter(help="Above 1: tokens of the prompt and the answer become less likely.")
     ] = 1.0
     frequency_penalty: Annotated[
-        float, Parameter(help="Subtracted for each time a token is in the answer, -2 to 2.")
+        Real, Parameter(help="Subtracted for each time a token is in the answer, -2 to 2.")
     ] = 0.0
     presence_penalty: Annotated[
-        float, Parameter(help="Subtracted once a token is in the answer, -2 to 2.")
+        Real, Parameter(help="Subtracted once a token is in the answer, -2 to 2.")
     ] = 0.0
     logit_bias: Annotated[
         tuple[str, ...],
@@ -123,7 +123,7 @@ def _biases(texts: Sequence[str]) -> dict[int, float]:
 def _bias(text: str) -> tuple[int, float]:
     token, _, value = text.partition("=")
     try:
-        return parse_whole(token, "token id"), float(value)
+        return parse_whole(token, "token id"), parse_real(value, "number")
     except (OptionError, ValueError):
         shown = text if len(text) <= 40 else f"{text[:37]}..."
         raise ValueError(f"logit-bias {shown!r} is not of the form TOKEN_ID=NUMBER") from None

@@ -173,4 +173,7 @@ class HeadDrafter:
         known = torch.tensor(roots, device=logits.device)
         tokens, table = draft_candidates(self._head, self._embedding, known, rows, logits)
         tokens_cpu, table_cpu = tokens.cpu().numpy(), table.double().cpu().numpy()
+        bad = [slot for slot, rows in zip(slots, table_cpu, strict=True) if np.isnan(rows).any()]
+        if bad:
+            raise NonFiniteDraft(f"the path term gave scores that are not finite (slots {bad})")
         return [Candidates(tokens=tokens_cpu[i], log_probs=table_cpu[i]) for i in range(len(slots))]
