@@ -98,15 +98,3 @@ def as_corpus(
         np.asarray([question.temperature for question in questions.values()], dtype=np.float32),
         np.asarray([found[number].finished for number in questions], dtype=np.bool_),
     )
-
-
-def answer_all(
-    target: FrozenTarget, prompts: Prompts, temperature: float, settings: AnswerSettings
-) -> Corpus:
-    """Each prompt answered once at one temperature, in order; see ``as_corpus``."""
-    questions = {
-        number: Question(prompt=number, temperature=temperature) for number in range(len(prompts))
-    }
-    longest = max(map(len, prompts))
-    found = answers(target, prompts, questions.items(), settings, longest)
-    return as_corpus(prompts, questions, {answer.number: answer for answer in found})
