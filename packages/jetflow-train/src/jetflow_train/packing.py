@@ -86,6 +86,9 @@ def build_batch(
         depth: deepest depth of a block.
         key: (seed, step); with the row's number it keys the draw of the anchors.
         first_row: number of the first row within the step.
+
+    Raises:
+        ValueError: a row has no root, because its sequences hold no answer; they are named.
     """
     tokens = np.zeros((len(rows), width), dtype=np.int64)
     documents = np.full((len(rows), width), -1, dtype=np.int64)
@@ -105,6 +108,11 @@ def build_batch(
             candidates.append(roots)
             limits.append(np.minimum(end - 1 - roots, depth))
             start = end
+        if not any(map(len, candidates)):
+            raise ValueError(
+                f"sequences {row.tolist()} hold no answer of two tokens within {width} columns: "
+                "nothing could be learnt from their row"
+            )
         columns[r], reach[r] = _draw(candidates, limits, anchors, (*key, first_row + r))
     return Batch(tokens, documents, positions, columns, reach)
 
