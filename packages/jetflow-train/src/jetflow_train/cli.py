@@ -105,6 +105,18 @@ def train(
     return 0
 
 
+def plot_run(run: Path, *, out: Path) -> None:
+    """Draw the losses of a run, and its tau where it was evaluated between steps.
+
+    Args:
+        run: Run folder.
+        out: File to draw into: .png, .svg or .pdf.
+    """
+    from jetflow_train import plots
+
+    say(f"drew {plots.plot_run(run, out)}")
+
+
 def smoke(*, prompts: Files, out: Path, target: Path | None = None, seconds: float = 10.0) -> None:
     """Run every phase for a few seconds at the default training shapes.
 
@@ -140,7 +152,7 @@ def build() -> App:
     data = App(name="data", help="Make the data that a draft head is trained on.")
     data.command(regenerate)
     app.command(data)
-    for command in (train, smoke):
+    for command in (train, plot_run, smoke):
         app.command(command)
     app.command(cli_eval.command, name="eval")
     return app
