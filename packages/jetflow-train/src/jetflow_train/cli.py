@@ -11,7 +11,7 @@ from jetflow_core.cli import run_app
 from jetflow_core.commands.numbers import Positive, Seed, whole
 from jetflow_core.commands.registry import new_app
 
-from jetflow_train import cli_eval
+from jetflow_train import cli_data, cli_eval
 from jetflow_train.settings import RUN, TrainSettings
 
 _NAME = "jetflow-train"
@@ -151,6 +151,7 @@ def build() -> App:
     app = new_app(_NAME, "Data, training and offline evaluation of draft heads.")
     data = App(name="data", help="Make the data that a draft head is trained on.")
     data.command(regenerate)
+    data.command(cli_data.corpus)
     app.command(data)
     for command in (train, plot_run, smoke):
         app.command(command)

@@ -10,6 +10,7 @@ import torch
 from jetflow_core.head.checkpoint import HeadInfo, save_head
 from jetflow_core.head.model import DraftHead
 
+from jetflow_train.corpus_text import foreign_folders
 from jetflow_train.distributed import World
 from jetflow_train.estimate import estimate, size
 from jetflow_train.evaluation.after_training import evaluate_sets, pooled_top1
@@ -79,12 +80,24 @@ def run_regenerate(
 
 
 def run_train(
-    settings: TrainSettings, *, world: World | None = None, report: Report = print
+    settings: TrainSettings,
+    *,
+    world: World | None = None,
+    target: FrozenTarget | None = None,
+    stop_asked: Callable[[], bool] = lambda: False,
+    report: Report = print,
 ) -> Path | None:
-    """Train a head; its folder comes back, or None from a run that a signal interrupted.
+    """Train a head; its folder comes back, or None from a run that was interrupted.
 
     Of an interrupted run the state is saved. A dry run trains nothing and stores its untrained
     head. The leading process of ``world`` evaluates and writes; the others return before.
+
+    Args:
+        settings: of the run.
+        world: the processes that share it; None: this one alone.
+        target: the one that ``settings`` name, where it is loaded already.
+        stop_asked: asked before each step; a signal interrupts as well.
+        report: takes lines of progress.
 
     Raises:
         ValueError: settings that are refused; the message names them.
@@ -96,9 +109,11 @@ def run_train(
     # Before hours of training, not after them.
     sets = named_sets(settings.eval_prompts)
     prompts = load_eval_sets(target_dir, sets, settings.eval_limit)
-    target = open_target(target_dir, in_host_memory=settings.shard == "all")
+    target = target or open_target(target_dir, in_host_memory=settings.shard == "all")
     corpus = load_corpus(settings.data, target.fingerprint)
     say(f"{len(corpus):,} sequences, {len(corpus.tokens):,} tokens")
+    for folder in foreign_folders(settings.data):
+        say(f"{folder.name} holds what somebody else wrote, not the target's own text")
     head = _first_head(settings, target, corpus)
     settings = settings.resolved(head.config)
     told = estimate(
@@ -117,7 +132,8 @@ def run_train(
     sink = open_sinks(out, settings.track)
     try:
         trainer = _trainer(settings, target, head, corpus, world, sink)
-        progress = _train(trainer, settings, _evaluation(settings, target, prompts), say)
+        evaluate = _evaluation(settings, target, prompts)
+        progress = _train(trainer, settings, evaluate, stop_asked, say)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"a step needs more memory than there is (about {size(told.peak)} were estimated): "
@@ -199,14 +215,18 @@ def _trainer(
 
 
 def _train(
-    trainer: Trainer, settings: TrainSettings, evaluate: Evaluate | None, report: Report
+    trainer: Trainer,
+    settings: TrainSettings,
+    evaluate: Evaluate | None,
+    stop_asked: Callable[[], bool],
+    report: Report,
 ) -> Progress:
-    with stop_requests() as stop_asked:
+    with stop_requests() as signalled:
         return trainer.run(
             settings.horizon(),
             evaluate=evaluate,
             evaluate_seconds=settings.eval_seconds,
-            stop_asked=stop_asked,
+            stop_asked=lambda: signalled() or stop_asked(),
             report=report,
         )
 
