@@ -96,7 +96,7 @@ def test_a_run_given_again_is_the_same_run(home: Path) -> None:
     first = settings_in(home, "first").resolved(load_head(home / "first" / "head").config)
     assert parsed("--config", str(stored)) == first
     assert again == dataclasses.replace(first, out=home / "again")
-    assert (again.path_context, again.causal, again.init) == (True, True, "target")
+    assert (again.path_context, again.causal, again.init) == (True, True, None)
     run_train(again, report=_quiet)
     _same_weights(home / "first" / "head", home / "again" / "head")
 

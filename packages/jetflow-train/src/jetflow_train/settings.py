@@ -187,8 +187,7 @@ class TrainSettings:
     def resolved(self, head: HeadConfig) -> TrainSettings:
         """The same settings with nothing of ``head`` left to defaults."""
         shape = {name: getattr(head, field) for name, field in HEAD_FIELDS.items()}
-        init = None if self.start_head else self.init or "target"
-        return replace(self, **shape, init=init)
+        return replace(self, **shape)
 
     def stored(self) -> dict[str, Any]:
         """Keys and values of the file with which the same run is given again."""

@@ -41,8 +41,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the metrics of {path}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"cannot read the metrics of {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8") from error
     entries: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
