@@ -1,6 +1,7 @@
 """Runs that the tests of several processes start: here in one process, or under torchrun.
 
-As a script: every run of ``main``, each in a folder of its own, and a line about each.
+As a script: every run of ``main``, each in a folder of its own. Each process writes a line about
+each run into a file of its own: lines of two processes on one output may run into each other.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ def main(out: Path) -> None:
             stop_asked=lambda: world.rank == 1 and trainer.progress.step >= stop_at,
             report=quiet,
         )
-        print(name, world.rank, progress.step, progress.interrupted, flush=True)
+        said.append(f"{name} {world.rank} {progress.step} {progress.interrupted}")
 
+    said: list[str] = []
     torch.set_num_threads(1)
     with joined() as world:
         train("whole")
@@ -95,7 +97,8 @@ def main(out: Path) -> None:
         train("stopped")
         timed = trainer_in(out / "timed", world)
         step = timed.run(Horizon(minutes=0.005), report=quiet).step
-        print("timed", world.rank, step, False, flush=True)
+        said.append(f"timed {world.rank} {step} False")
+        (out / f"said-{world.rank}.txt").write_text("\n".join(said))
 
 
 if __name__ == "__main__":
