@@ -11,7 +11,7 @@ from jetflow_core.cli import run_app
 from jetflow_core.commands.numbers import Positive, Seed, whole
 from jetflow_core.commands.registry import new_app
 
-from jetflow_train import cli_data, cli_eval
+from jetflow_train import cli_ablate, cli_data, cli_eval
 from jetflow_train.settings import RUN, TrainSettings
 
 _NAME = "jetflow-train"
@@ -156,6 +156,7 @@ def build() -> App:
     for command in (train, plot_run, smoke):
         app.command(command)
     app.command(cli_eval.command, name="eval")
+    app.command(cli_ablate.command, name="ablate")
     return app
 
 

@@ -1,0 +1,1 @@
+"""The same training many times, one thing changed at a time, measured side by side."""

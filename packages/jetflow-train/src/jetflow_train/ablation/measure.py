@@ -1,0 +1,101 @@
+"""One trained head over the stored answers: tokens and rounds of each prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jetflow_core.head.checkpoint import load_head
+from jetflow_tree import AllChildren, BestFirst, Chain, TreeBuilder
+
+from jetflow_train.ablation.plan import BUILDERS
+from jetflow_train.ablation.stored_answers import AnsweredSet
+from jetflow_train.evaluation.offline import evaluate
+from jetflow_train.evaluation.policies import ALL_CHILDREN, CHAIN, OWN, TREE, Policy
+from jetflow_train.evaluation.walkers import Walkers
+from jetflow_train.files import write_json
+from jetflow_train.heads import weights_sha256
+from jetflow_train.target import FrozenTarget
+
+FORMAT = "jetflow-walks/1"
+
+
+def policies(builders: Sequence[str], budgets: Sequence[int]) -> list[tuple[str, Policy]]:
+    """Every builder at every budget, with the builder's name in plans.
+
+    A chain ends with its head's depth, so that large budgets leave it as it is.
+    """
+    return [
+        (name, Policy(kind=kind, budget=budget, builder=builder))
+        for name, kind, builder in _known()
+        if name in builders
+        for budget in sorted(budgets)
+    ]
+
+
+def _known() -> list[tuple[str, str, TreeBuilder]]:
+    kinds = (TREE, ALL_CHILDREN, CHAIN)
+    grown: tuple[TreeBuilder, ...] = (BestFirst(), AllChildren(), Chain())
+    return list(zip(BUILDERS, kinds, grown, strict=True))
+
+
+def measure(
+    target: FrozenTarget,
+    head_dir: Path,
+    answered: Sequence[AnsweredSet],
+    grown: Sequence[tuple[str, Policy]],
+    walkers: Walkers,
+    out: Path,
+) -> dict[str, Any]:
+    """Walks the head in ``head_dir`` over the answers; what it did is stored and comes back.
+
+    What is stored already for these very weights, answers and policies is not walked again.
+
+    Args:
+        target: that wrote the answers.
+        head_dir: folder of the head.
+        answered: the stored answers.
+        grown: from ``policies``.
+        walkers: processes that walk.
+        out: file for the result.
+    """
+    marks = {
+        "format": FORMAT,
+        "weights_sha256": weights_sha256(head_dir),
+        "answers_sha256": {each.key: each.answers.sha256() for each in answered},
+        "policies": [[name, policy.budget] for name, policy in grown],
+    }
+    before = stored_walks(out)
+    if before is not None and all(before.get(name) == mark for name, mark in marks.items()):
+        return before
+    head = load_head(head_dir).head.to(device=target.device, dtype=target.dtype)
+    rows: list[dict[str, Any]] = []
+    for each in answered:
+        only = [policy for _, policy in grown]
+        found = evaluate(target, head, each.answers, {OWN: only}, walkers)
+        for (name, policy), walked in zip(grown, found.walked, strict=True):
+            rows.append(
+                {
+                    "set": each.name,
+                    "temperature": each.answers.temperature,
+                    "builder": name,
+                    "budget": policy.budget,
+                    "tau": walked.tau,
+                    "tokens": [sum(walk.sizes) for walk in walked.walks],
+                    "rounds": [len(walk.sizes) for walk in walked.walks],
+                }
+            )
+    parameters = sum(parameter.numel() for parameter in head.parameters())
+    result = {**marks, "parameters": parameters, "rows": rows}
+    write_json(out, result)
+    return result
+
+
+def stored_walks(file: Path) -> dict[str, Any] | None:
+    """What ``measure`` stored; None where it has not."""
+    if not file.exists():
+        return None
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
