@@ -231,6 +231,12 @@ def test_pictures_show_each_variant_beside_its_baseline(whole: Path, home: Path)
     assert all(file.read_bytes()[:4] == b"\x89PNG" for file in drawn)
 
 
+def test_a_part_of_a_picture_shows_few_variants() -> None:
+    names = [f"v{n}" for n in range(7)]
+    variants = [{"name": "base"}, *({"name": name, "against": "base"} for name in names)]
+    assert panels({"variants": variants}) == [("base", names[:5]), ("base", names[5:])]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "why"),
     [

@@ -12,6 +12,8 @@ from jetflow_core.reports.files import write_output
 from jetflow_train.evaluation.plots import check_plots
 
 _WIDE = 3
+_TOGETHER = 5
+"""Variants beside a baseline in one part of a picture; more cannot be told apart."""
 
 
 def panels(plan: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -23,7 +25,12 @@ def panels(plan: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
             found.setdefault(each["against"], []).append(each["name"])
     shown = {name for first, others in found.items() for name in (first, *others)}
     alone: dict[str, list[str]] = {v["name"]: [] for v in variants if v["name"] not in shown}
-    return [*found.items(), *alone.items()]
+    parts = [
+        (first, others[place : place + _TOGETHER])
+        for first, others in found.items()
+        for place in range(0, len(others), _TOGETHER)
+    ]
+    return [*parts, *alone.items()]
 
 
 def plot_study(results: Mapping[str, Any], folder: Path) -> list[Path]:
