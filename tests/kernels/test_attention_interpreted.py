@@ -26,13 +26,8 @@ def _run(*options: str) -> None:
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("checks", ["values.py", "isolation.py"])
-def test_quick_checks(checks: str) -> None:
-    _run(str(CHECKS / checks))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("checks", ["values.py", "isolation.py"])
-def test_long_checks(checks: str) -> None:
-    _run("-m", "slow", str(CHECKS / checks))
+def test_all_checks() -> None:
+    # In one process: each would import torch and Triton anew.
+    _run("-m", "slow or not slow", *(str(CHECKS / name) for name in ("values.py", "isolation.py")))
