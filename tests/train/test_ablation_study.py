@@ -71,10 +71,14 @@ changes = { data = ["corpus"] }
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Any]) -> Path:
+def home(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[..., Any],
+    save_words: Callable[..., None],
+) -> Path:
     folder = tmp_path_factory.mktemp("study")
     tiny_model("llama", dtype=torch.float32, eos_token_id=127).save_pretrained(folder / "target")
-    _save_words(folder / "target")
+    save_words(folder / "target", 128)
     target = load_target(folder / "target", torch.device("cpu"), torch.float32)
     for seed, name in enumerate(("words", "corpus")):
         rng = np.random.default_rng(seed)
@@ -91,17 +95,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Any
         text = "".join(json.dumps({"prompt": each}) + "\n" for each in words)
         (folder / f"{name}.jsonl").write_text(text)
     return folder
-
-
-def _save_words(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(128)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made = PreTrainedTokenizerFast(tokenizer_object=words)
-    made.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %} w0"
-    made.save_pretrained(folder)
 
 
 def _study(home: Path, text: str = PLAN, **data: Path) -> Study:

@@ -26,24 +26,15 @@ SIZES = ("--max-new-tokens", "12", "--max-prompt-tokens", "16")
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Any]) -> Path:
+def target(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[..., Any],
+    save_words: Callable[..., None],
+) -> Path:
     folder = tmp_path_factory.mktemp("corpus") / "target"
     tiny_model("llama", dtype=torch.float32, eos_token_id=127).save_pretrained(folder)
-    save_words(folder)
+    save_words(folder, 127, stop="<stop>")
     return folder
-
-
-def save_words(folder: Path) -> None:
-    """A tokenizer of the words w0 to w126, and a chat template that ends a prompt with w0."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {f"w{i}": i for i in range(127)} | {"<stop>": 127}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<stop>")
-    made.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %} w0"
-    made.save_pretrained(folder)
 
 
 @pytest.fixture

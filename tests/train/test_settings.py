@@ -36,15 +36,15 @@ HEAD = {"layers": 1, "block_size": 4, "path_rank": 4, "candidate_pool": 20, "tap
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Any]) -> Path:
+def home(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[..., Any],
+    save_words: Callable[..., None],
+) -> Path:
     """A folder with a target, data that it wrote, and a head that learnt from them."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("home")
     tiny_model("llama", dtype=torch.float32).save_pretrained(folder / "target")
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(128)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder / "target")
+    save_words(folder / "target", 128)
     rng = np.random.default_rng(0)
     corpus = Corpus.of(
         [rng.integers(0, 128, 3) for _ in range(12)],
@@ -242,12 +242,14 @@ def test_taps_and_noise_reach_the_head(home: Path) -> None:
     target = load_target(home / "target", torch.device("cpu"), torch.float32)
     assert torch.equal(head.norm.weight, target.final_norm)
     for layer in target.layers:
-        assert not torch.equal(head.layers[5].mlp.down_proj.weight, layer.down)  # type: ignore[union-attr]
+        assert not torch.equal(head.layers[5].mlp.down_proj.weight, layer.down)
     stored = parsed("--config", str(home / "noise" / "run.toml"))
     assert (stored.init, stored.taps) == ("random", (2, 0))
     with pytest.raises(ValueError, match=r"num_layers 6 exceeds .* --init random"):
         run_train(settings_in(home, "bad", layers=6), report=_quiet)
-    corpus = Corpus.of([np.arange(4)] * 40, [np.arange(4)] * 40, np.zeros(40), np.zeros(40))  # type: ignore[arg-type]
+    corpus = Corpus.of(
+        [np.arange(4)] * 40, [np.arange(4)] * 40, np.zeros(40), np.zeros(40, np.bool_)
+    )
     one, other = (
         start_head(target, corpus, HeadChoice(num_layers=1, init="random"), seed) for seed in (0, 1)
     )

@@ -131,7 +131,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in ("tensorboard", "trackio"):
         with pytest.raises(ValueError, match=rf"install jetflow-train\[{name}\]"):
-            check_trackers([name])  # type: ignore[list-item]
+            check_trackers([name])
 
 
 def test_every_sink_gets_everything(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from jetflow_core.cli import run_app
 from jetflow_core.head.checkpoint import load_head
 from jetflow_core.head.model import DraftHead
+from jetflow_train import stopwatch
 from jetflow_train.cli import build
 from jetflow_train.schedule import Horizon
 from jetflow_train.shards import Corpus, save_shard, write_manifest
@@ -115,27 +117,34 @@ def test_evaluation_waits_for_its_time(new_run: Callable[..., Any], tmp_path: Pa
     assert seen == []
 
 
-def test_a_stopwatch_counts_from_its_start_and_not_while_paused() -> None:
+def test_a_stopwatch_counts_from_its_start_and_not_while_paused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(monotonic=lambda: now[0]))
     watch = Stopwatch(10.0)
-    time.sleep(0.02)
+    now[0] += 1
     assert watch.seconds == 10.0
     with watch.paused():
-        time.sleep(0.02)
+        now[0] += 1
     assert not watch.running
     watch.start()
+    now[0] += 2
     watch.start()
-    time.sleep(0.02)
+    assert watch.seconds == 12.0
     with watch.paused():
-        before = watch.seconds
-        time.sleep(0.02)
-        assert watch.seconds == before >= 10.02
+        now[0] += 4
+        assert watch.seconds == 12.0
     assert watch.running
-    assert watch.seconds - before < 0.02
+    now[0] += 8
+    assert watch.seconds == 20.0
 
 
 @pytest.mark.slow
-def test_a_signalled_command_is_resumed_bit_for_bit(tmp_path: Path) -> None:
-    _target_and_data(tmp_path)
+def test_a_signalled_command_is_resumed_bit_for_bit(
+    tmp_path: Path, save_words: Callable[..., None]
+) -> None:
+    _target_and_data(tmp_path, save_words)
     options = ["--target", str(tmp_path / "target"), "--data", str(tmp_path / "data"),
                "--max-steps", "200", "--layers", "1", "--block-size", "4", "--path-rank", "4",
                "--rows", "4", "--width", "24", "--anchors", "3", "--chunks", "1"]  # fmt: skip
@@ -162,9 +171,8 @@ def test_a_signalled_command_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     _same_bits(*heads)
 
 
-def _target_and_data(folder: Path) -> None:
-    from tokenizers import Tokenizer, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+def _target_and_data(folder: Path, save_words: Callable[..., None]) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     LlamaForCausalLM(
@@ -178,8 +186,7 @@ def _target_and_data(folder: Path) -> None:
             max_position_embeddings=128,
         )
     ).save_pretrained(folder / "target")
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder / "target")
+    save_words(folder / "target", 64)
     rng = np.random.default_rng(0)
     corpus = Corpus.of(
         [rng.integers(0, 64, 2) for _ in range(7)],

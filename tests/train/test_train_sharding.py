@@ -91,7 +91,7 @@ def test_sharding_needs_processes_and_a_known_name() -> None:
     with pytest.raises(ValueError, match="start them with torchrun"):
         check_shard("head", World())
     with pytest.raises(ValueError, match="'target' is unknown: one of none, head, all"):
-        check_shard("target", World())  # type: ignore[arg-type]
+        check_shard("target", World())
 
 
 def test_a_state_of_another_format_is_refused(new_run: Callable[..., Any], tmp_path: Path) -> None:

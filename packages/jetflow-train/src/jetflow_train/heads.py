@@ -68,7 +68,7 @@ class HeadChoice:
 
 def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: int) -> DraftHead:
     """A fresh head of the chosen shape, scaled on the first sequences of the corpus."""
-    width = min(128, len(corpus.tokens))
+    width = min(128, len(corpus.tokens), target.shape.max_positions)
     rows = min(16, len(corpus.tokens) // width)
     sample = torch.from_numpy(corpus.tokens[: rows * width].astype("int64")).view(rows, width)
     config = choice.config(target.shape)

@@ -18,6 +18,7 @@ from jetflow_core.offline import Answer
 
 from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
 from jetflow_train.draws import QUESTION_ORDER, generator
+from jetflow_train.pace import clock, time_left
 from jetflow_train.prompts import PromptSet
 from jetflow_train.shards import (
     check_same,
@@ -177,11 +178,11 @@ class _Pace:
 
     def tell(self, shard: int) -> None:
         seconds = self.seconds
-        left = seconds * (self._questions - self._answered) / self._answered
+        left = clock(time_left(seconds, self._answered / self._questions))
         self._report(
             f"shard {shard} written, {self._answered:,} of {self._questions:,} answers, "
             f"{self._tokens:,} new tokens, {self._tokens / seconds:,.0f} tokens/s, "
-            f"{left:,.0f} s left"
+            f"{left} left"
         )
 
 

@@ -23,6 +23,7 @@ from jetflow_train.target_layer import (
     run_layer,
 )
 
+MOST_POSITIONS = 16384
 SUPPORTED = ("llama", "qwen2", "qwen3")
 
 
@@ -156,6 +157,12 @@ def _check_supported(config: Any) -> None:
         raise UnsupportedTargetError("targets with biases in the MLP cannot be trained for")
 
 
+def positions(config: Any) -> int:
+    """Longest sequence that a target of this config is run on, in tokens."""
+    # Longer tables would only cost memory: rows of training data never reach this.
+    return min(int(config.max_position_embeddings), MOST_POSITIONS)
+
+
 def _shape(config: Any) -> TargetShape:
     rope = getattr(config, "rope_parameters", None) or {}
     return TargetShape(
@@ -169,8 +176,7 @@ def _shape(config: Any) -> TargetShape:
         vocab_size=config.vocab_size,
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else config.rope_theta),
-        # Longer tables would only cost memory: rows of training data never reach this.
-        max_positions=min(config.max_position_embeddings, 16384),
+        max_positions=positions(config),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jetflow_train.ablation.plan import EvalPlan
 from jetflow_train.evaluation.answers import Answers, answer_prompts
 from jetflow_train.evaluation.figures import set_figures
-from jetflow_train.evaluation.sets import LONGEST_PROMPT, HeldOut, held_out_sets
+from jetflow_train.evaluation.sets import HeldOut, held_out_sets, longest_prompt
 from jetflow_train.evaluation.walk import StoredText
 from jetflow_train.files import write_json
 from jetflow_train.prompts import named_sets
@@ -48,13 +48,7 @@ def held_out(target: FrozenTarget, target_dir: Path, plan: EvalPlan) -> list[Hel
     Raises:
         ValueError: a file cannot be read, or prompts and answers do not fit into the target.
     """
-    room = target.shape.max_positions - plan.max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"max-new-tokens {plan.max_new_tokens} is out of range: the target has "
-            f"{target.shape.max_positions} positions"
-        )
-    longest = min(LONGEST_PROMPT, room)
+    longest = longest_prompt(target.shape.max_positions, plan.max_new_tokens)
     return held_out_sets(target_dir, named_sets(plan.prompts), plan.limit, longest)
 
 

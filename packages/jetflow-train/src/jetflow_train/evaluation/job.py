@@ -29,12 +29,12 @@ from jetflow_train.evaluation.figures import (
 )
 from jetflow_train.evaluation.offline import Evaluation, Walked, evaluate
 from jetflow_train.evaluation.policies import BASE, OWN, all_policies, exact_policies
-from jetflow_train.evaluation.sets import LONGEST_PROMPT, HeldOut, held_out_sets
+from jetflow_train.evaluation.sets import HeldOut, held_out_sets, longest_prompt
 from jetflow_train.evaluation.settings import EvalSettings, head_names
 from jetflow_train.evaluation.walkers import Walkers
 from jetflow_train.prompts import named_sets
 from jetflow_train.run import open_target
-from jetflow_train.target import FrozenTarget
+from jetflow_train.target import FrozenTarget, positions
 
 FORMAT = "jetflow-eval/1"
 
@@ -138,15 +138,7 @@ def check_heads(folders: Sequence[Path], target: Path) -> None:
 
 
 def _sets(settings: EvalSettings, folder: Path) -> list[HeldOut]:
-    # Positions that no answer may exceed; see ``target._shape`` for the second bound.
-    positions = min(load_config(folder).max_position_embeddings, 16384)
-    room = positions - settings.max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"max_new_tokens {settings.max_new_tokens} is out of range: the target has "
-            f"{positions} positions, so at most {positions - 1}"
-        )
-    longest = min(LONGEST_PROMPT, room)
+    longest = longest_prompt(positions(load_config(folder)), settings.max_new_tokens)
     return held_out_sets(folder, named_sets(settings.prompts), settings.limit, longest)
 
 

@@ -55,6 +55,21 @@ def held_out_sets(
     return found
 
 
+def longest_prompt(positions: int, max_new_tokens: int) -> int:
+    """Most tokens of a held-out prompt whose answer must fit into ``positions``, too.
+
+    Raises:
+        ValueError: there is no room for a prompt of one token.
+    """
+    room = positions - max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"max_new_tokens {max_new_tokens} is out of range: the target has {positions} "
+            f"positions, so at most {positions - 1}"
+        )
+    return min(LONGEST_PROMPT, room)
+
+
 def load_eval_sets(
     target_dir: Path, eval_sets: Mapping[str, Sequence[Path]], limit: int
 ) -> EvalSets:

@@ -5,12 +5,12 @@ value on the host, so a whole round can be captured in one CUDA graph. Needs the
 `jetflow-tree[torch]`; importing `jetflow_tree` alone never imports torch.
 """
 
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as error:
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
     raise ModuleNotFoundError(
         "jetflow_tree.torch needs PyTorch: install jetflow-tree[torch]", name="torch"
-    ) from error
+    )
 
 from jetflow_tree.torch.build import best_first
 from jetflow_tree.torch.convert import from_trees, stack_candidates, to_accepted, to_trees
