@@ -94,6 +94,11 @@ def lossless_lines(report: Mapping[str, Any], most: int = 10) -> Iterator[str]:
         )
 
 
+def _microseconds(value: float) -> str:
+    # A slow moment must not push another column out of a narrow terminal.
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
 def tree_table(report: Mapping[str, Any]) -> Table:
     """The builders' times of a tree report."""
     title = "microseconds a tree, and their ratio to a plain Python heap of the same run"
@@ -103,8 +108,8 @@ def tree_table(report: Mapping[str, Any]) -> Table:
             f"{row['table']}, {row['builder']}",
             str(row["budget"]),
             str(row["nodes"]),
-            f"{row['median_us']:.1f}",
-            f"{row['min_us']:.1f}",
+            _microseconds(row["median_us"]),
+            _microseconds(row["min_us"]),
             f"{row['ratio']:.2f}",
         )
     return table
