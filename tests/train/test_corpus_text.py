@@ -140,7 +140,7 @@ def test_data_without_the_mark_is_the_targets_own(tmp_path: Path) -> None:
     for name, mark in (("old", {}), ("new", {"origin": "target"})):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(
-            json.dumps({"format": "jetflow-data/1", **mark})
+            json.dumps({"format": "jetflow-data/1", "target": {}, "shards": [], **mark})
         )
     assert foreign_folders([tmp_path / "old", tmp_path / "new"]) == []
     with pytest.raises(DataMismatchError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -323,3 +324,64 @@ def _same_weights(one: Path, other: Path) -> None:
 
 def _quiet(text: str) -> None:
     assert text
+
+
+# What is refused leaves the folder as it was
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.1}, "made differently"),
+        ({"max_steps": 2}, r"--max-steps 2 is out of range: .* taken 3 steps already"),
+    ],
+)
+def test_a_refused_resume_changes_nothing(
+    home: Path, options: dict[str, Any], message: str
+) -> None:
+    before = _contents(home / "first")
+    with pytest.raises(ValueError, match=message):
+        run_train(settings_in(home, "first", resume=True, **options), report=_quiet)
+    assert _contents(home / "first") == before
+
+
+def test_a_torn_state_is_named(home: Path) -> None:
+    shutil.copytree(home / "first", home / "torn")
+    state = home / "torn" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    before = _contents(home / "torn")
+    with pytest.raises(DataMismatchError, match=r"state\.pt is no readable state of a run"):
+        run_train(settings_in(home, "torn", resume=True, max_steps=5), report=_quiet)
+    assert _contents(home / "torn") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"width": 1}, "the data fills 0 rows of 1 tokens"), ({"rows": 4000}, "a step needs 4000")],
+)
+def test_data_that_fill_no_step_are_refused_before_anything_is_written(
+    home: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_train(settings_in(home, "refused", **options), report=_quiet)
+    assert not (home / "refused").exists()
+
+
+def test_held_out_prompts_without_room_for_answers_are_refused_first(home: Path) -> None:
+    prompts = home / "long.jsonl"
+    prompts.write_text(json.dumps({"prompt": "w1 " * 130}))
+    with pytest.raises(ValueError, match=r"no prompt of at most 128 tokens in .*long\.jsonl"):
+        run_train(settings_in(home, "refused", eval_prompts=(prompts,)), report=_quiet)
+    assert not (home / "refused").exists()
+
+
+def test_a_fresh_run_forgets_figures_of_one_that_was_killed(home: Path) -> None:
+    (home / "fresh").mkdir()
+    (home / "fresh" / "metrics.jsonl").write_text('{"step": 900}\n')
+    run_train(settings_in(home, "fresh"), report=_quiet)
+    text = (home / "fresh" / "metrics.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in text.splitlines()] == [3]

@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from jetflow_core.offline import Answer
 from jetflow_train import regenerate as regeneration
 from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
+from jetflow_train.draws import ANSWER_TOKENS, generator
 from jetflow_train.packing import build_batch, depth_weights, pack
 from jetflow_train.prompts import PromptSet, read_prompts
 from jetflow_train.regenerate import RegenerateConfig, plan, regenerate
-from jetflow_train.shards import Corpus, DataMismatchError, load_corpus, read_manifest
+from jetflow_train.shards import (
+    Corpus,
+    DataMismatchError,
+    load_corpus,
+    read_manifest,
+    write_manifest,
+)
 from jetflow_train.target import FrozenTarget, UnsupportedTargetError, from_model
 
 CPU = torch.device("cpu")
@@ -155,6 +162,39 @@ def test_other_targets_settings_and_damage_are_refused(
         load_corpus([tmp_path], target.fingerprint)
     with pytest.raises(DataMismatchError, match="no manifest"):
         load_corpus([tmp_path / "nothing"], target.fingerprint)
+
+
+@pytest.mark.parametrize("manifest", [{}, {"target": {}, "shards": [3]}, {"target": 1}])
+def test_a_manifest_that_lacks_something_is_named(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    write_manifest(tmp_path, manifest)
+    with pytest.raises(DataMismatchError, match=r"manifest\.json (names no|lists a shard without)"):
+        load_corpus([tmp_path], {})
+
+
+def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
+    write_manifest(tmp_path, {"target": {}, "shards": []})
+    with pytest.raises(DataMismatchError, match="holds no shards"):
+        load_corpus([tmp_path], {})
+
+
+def test_prompts_that_are_all_too_long_are_refused(
+    tiny_model: Callable[..., Any], tmp_path: Path
+) -> None:
+    _, target = make_target(tiny_model, "llama")
+    prompts = PromptSet(tokens=[np.full(9, 7)], provenance={"files": {}})
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="no prompt of 1 to 8 tokens"):
+        regenerate(target, prompts, out, RegenerateConfig(max_prompt_tokens=8), report=_quiet)
+    for seconds in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"max_seconds {seconds} is out of range"):
+            regenerate(target, prompts, out, RegenerateConfig(), max_seconds=seconds, report=_quiet)
+    assert not out.exists()
+
+
+def test_every_seed_draws_its_own_numbers() -> None:
+    seeds = (0, 1, 2**53, 2**53 + 1, 2**63, 2**64 - 2, 2**64 - 1)
+    drawn = {generator(ANSWER_TOKENS, seed, 5).random() for seed in seeds}
+    assert len(drawn) == len(seeds)
 
 
 def test_an_unknown_architecture_is_refused(tiny_model: Callable[..., Any]) -> None:

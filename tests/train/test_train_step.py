@@ -215,6 +215,16 @@ def test_a_broken_batch_is_skipped_and_named(
     assert entry["skipped"] == {"2": named}
 
 
+def test_a_run_without_a_finite_step_ends_in_an_error(
+    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(narrow(target), tmp_path)
+    trainer.embedding.fill_(float("nan"))
+    with pytest.raises(DivergedError, match="none of the 2 steps had a finite gradient"):
+        trainer.run(Horizon(steps=2), report=_quiet)
+    assert not (tmp_path / "state.pt").exists()
+
+
 @pytest.mark.parametrize("pieces", [2, 4])
 def test_pieces_of_a_step_make_the_same_step(
     target: FrozenTarget, tmp_path: Path, pieces: int

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 from jetflow_core.cli import run_app
-from jetflow_core.commands.numbers import Positive, Seed, whole
+from jetflow_core.commands.numbers import REAL, Positive, Real, Seed, whole
 from jetflow_core.commands.registry import new_app
 
 from jetflow_train import cli_ablate, cli_data, cli_eval
@@ -17,7 +17,7 @@ from jetflow_train.settings import RUN, TrainSettings
 _NAME = "jetflow-train"
 
 Files = Annotated[list[Path], Parameter(consume_multiple=True)]
-Numbers = Annotated[list[float], Parameter(consume_multiple=True)]
+Numbers = Annotated[tuple[float, ...], REAL, Parameter(consume_multiple=True)]
 
 
 def regenerate(
@@ -25,12 +25,12 @@ def regenerate(
     prompts: Files,
     out: Path,
     target: Path | None = None,
-    temperatures: Numbers | None = None,
+    temperatures: Numbers = (0.0, 0.7, 0.8),
     max_new_tokens: Positive = 160,
     max_prompt_tokens: Positive = 384,
     rows: Positive = 2048,
     limit: Annotated[int | None, whole(1)] = None,
-    max_seconds: float | None = None,
+    max_seconds: Real | None = None,
     compile: bool | None = None,
     seed: Seed = 0,
     config: Path | None = None,
@@ -42,7 +42,7 @@ def regenerate(
         out: Data folder to write.
         target: Folder of the target (transformers format, with tokenizer and chat template);
             the embedded SmolLM2-135M-Instruct if left out.
-        temperatures: Each prompt is answered once at each; 0 is greedy. Default 0 0.7 0.8.
+        temperatures: Each prompt is answered once at each; 0 is greedy.
         max_new_tokens: Longest answer.
         max_prompt_tokens: Longer prompts are skipped.
         rows: Sequences decoded at once.
@@ -56,7 +56,7 @@ def regenerate(
     from jetflow_train.run import run_regenerate
 
     how = RegenerateConfig(
-        temperatures=tuple(temperatures) if temperatures else (0.0, 0.7, 0.8),
+        temperatures=temperatures,
         max_new_tokens=max_new_tokens,
         max_prompt_tokens=max_prompt_tokens,
         rows=rows,

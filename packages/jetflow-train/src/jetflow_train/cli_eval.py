@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from jetflow_core.commands.numbers import Positive, Seed, whole
+from jetflow_core.commands.numbers import REAL, Positive, Seed, whole
 from jetflow_core.limits import MAX_BUDGET
 
 _Many = Parameter(consume_multiple=True)
@@ -19,7 +19,7 @@ def command(
     target: Path | None = None,
     limit: Positive = 128,
     seed: Seed = 0,
-    temperatures: Annotated[tuple[float, ...], _Many] = (0.0, 0.7, 1.0),
+    temperatures: Annotated[tuple[float, ...], REAL, _Many] = (0.0, 0.7, 1.0),
     budgets: Annotated[tuple[int, ...], whole(1, MAX_BUDGET), _Many] = (16, 64, 256),
     max_new_tokens: Annotated[int, whole(1, 10**6)] = 128,
     workers: Annotated[int | None, whole(1, 1024)] = None,

@@ -16,4 +16,6 @@ def generator(purpose: int, seed: int, number: int) -> np.random.Generator:
         seed: the run's seed, >= 0.
         number: of the item (a question, an epoch, a row of a step), >= 0.
     """
-    return np.random.Generator(np.random.Philox(counter=[0, 0, 0, purpose], key=[seed, number]))
+    # As a list numpy would take large seeds through float64, and several would be one.
+    key = np.array([seed, number], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(counter=[0, 0, 0, purpose], key=key))

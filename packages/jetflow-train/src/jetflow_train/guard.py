@@ -56,6 +56,15 @@ class StepGuard:
             )
         return broken
 
+    def check_learnt(self, steps: int) -> None:
+        """Refuses a run whose ``steps`` steps were all skipped.
+
+        Raises:
+            DivergedError: it learnt nothing.
+        """
+        if steps and len(self.skipped) == steps:
+            raise DivergedError(f"none of the {steps} steps had a finite gradient")
+
 
 def _finite(value: float) -> bool:
     return value == value and abs(value) != float("inf")

@@ -39,8 +39,8 @@ class Objective:
     def __post_init__(self) -> None:
         if self.name not in OBJECTIVES:
             raise ValueError(f"loss {self.name!r} is unknown: one of {', '.join(OBJECTIVES)}")
-        if not 0.0 < self.temperature <= 100.0:
-            raise ValueError(f"temperature {self.temperature} is out of range: above 0, up to 100")
+        if not 0.01 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature {self.temperature} is out of range: 0.01 to 100")
 
     def teacher(self, logits: Tensor, index: Tensor, wide: torch.dtype) -> Tensor:
         """Log p ``[n, V]`` of loss rows.

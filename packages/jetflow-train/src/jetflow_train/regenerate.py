@@ -7,7 +7,6 @@ that was killed goes on with the shards that are missing.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from jetflow_train.shards import (
     write_manifest,
 )
 from jetflow_train.target import FrozenTarget
+from jetflow_train.temperatures import check_temperatures
 
 LIKE_LENGTHS = 64
 """Questions of like length that stay together."""
@@ -56,12 +56,7 @@ class RegenerateConfig:
         for name in ("max_new_tokens", "max_prompt_tokens", "rows", "shard_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
-            raise ValueError(
-                f"temperatures must be >= 0, finite and not empty, got {self.temperatures}"
-            )
-        if len(set(self.temperatures)) != len(self.temperatures):
-            raise ValueError(f"temperatures repeat a value: {self.temperatures}")
+        check_temperatures(self.temperatures)
 
 
 def plan(lengths: Sequence[int], config: RegenerateConfig) -> list[Question]:
@@ -104,9 +99,17 @@ def regenerate(
 
     Raises:
         DataMismatchError: ``out`` was made by another target or with other settings.
+        ValueError: no prompt is short enough, or ``max_seconds`` is no time.
     """
     lengths = [len(tokens) for tokens in prompts.tokens]
     asked = plan(lengths, config)
+    if not asked:
+        raise ValueError(
+            f"no prompt of 1 to {config.max_prompt_tokens} tokens (max_prompt_tokens) among "
+            f"{len(lengths)}"
+        )
+    if max_seconds is not None and not 0 <= max_seconds < float("inf"):
+        raise ValueError(f"max_seconds {max_seconds} is out of range: 0 or above, and finite")
     manifest = _open_manifest(target, prompts, out, config, len(asked))
     missing = _missing_shards(manifest, asked, config)
     pace = _Pace(sum(map(len, missing.values())), report)

@@ -26,7 +26,7 @@ from jetflow_train.sharding import check_shard
 from jetflow_train.shards import Corpus, load_corpus
 from jetflow_train.signals import stop_requests
 from jetflow_train.sinks.base import MetricSink
-from jetflow_train.sinks.choose import open_sinks
+from jetflow_train.sinks.choose import METRICS, open_sinks
 from jetflow_train.state import STATE, Progress
 from jetflow_train.target import FrozenTarget, load_target
 from jetflow_train.trainer import Evaluate, Trainer
@@ -126,12 +126,17 @@ def run_train(
     )
     for line in told.lines():
         say(line)
-    start = write_start(settings, target, told) if world.leads else {}
     if settings.dry_run:
+        start = write_start(settings, target, told) if world.leads else {}
         return _store_untrained(settings, target_dir, head, start) if world.leads else out / "head"
     sink = open_sinks(out, settings.track)
     try:
         trainer = _trainer(settings, target, head, corpus, world, sink)
+        # Only now: what is refused must leave the folder as it was.
+        start = write_start(settings, target, told) if world.leads else {}
+        if world.leads and not settings.resume:
+            # Of a run that was killed before its first state.
+            (out / METRICS).unlink(missing_ok=True)
         evaluate = _evaluation(settings, target, prompts)
         progress = _train(trainer, settings, evaluate, stop_asked, say)
     except torch.OutOfMemoryError as error:
@@ -211,6 +216,14 @@ def _trainer(
     )
     if settings.resume:
         trainer.resume()
+    taken = trainer.progress.step
+    if settings.max_steps is not None and settings.max_steps < taken:
+        raise ValueError(
+            f"--max-steps {settings.max_steps} is out of range: the run in {settings.out} has "
+            f"taken {taken} steps already"
+        )
+    # Data that fill no step show here and not after files are written.
+    trainer.feed.sequences(taken)
     return trainer
 
 

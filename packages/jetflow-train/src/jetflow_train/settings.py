@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from jetflow_core.commands.numbers import Positive, Seed, whole
+from jetflow_core.commands.numbers import Positive, Real, Seed, whole
 from jetflow_core.commands.settings_file import OneOf
 
 from jetflow_train.prompts import named_sets
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RUN, _HEAD = Group("The run", sort_key=1), Group("The head", sort_key=3)
 _LENGTH = Group("Its length", sort_key=2, validator=OneOf("the length of the run"))
 _STEP, _LOSS = Group("A step", sort_key=4), Group("Loss and rates", sort_key=5)
+# More of anything in one step than any machine holds.
+_LARGEST = 65536
 _MANY = Parameter(group=RUN, consume_multiple=True, show_default=False)
 
 # What the head is made of, by the name that its own description has for it. Left out of a run,
@@ -61,14 +63,14 @@ class TrainSettings:
     """JSONL prompt files, each its own held-out set."""
     eval_limit: Annotated[Positive, Parameter(group=RUN)] = 128
     """Prompts taken from each of them."""
-    eval_seconds: Annotated[float, Parameter(group=RUN)] = 120.0
+    eval_seconds: Annotated[Real, Parameter(group=RUN)] = 120.0
     """Seconds of training between two evaluations on them; 0 evaluates at the end alone."""
     track: Annotated[tuple[TrackerName, ...], _MANY] = ()
     """Write the figures there too, beside metrics.jsonl."""
     compile: Annotated[bool | None, Parameter(group=RUN)] = None
     """Compile the step's heavy parts; by default on a GPU."""
 
-    max_minutes: Annotated[float | None, Parameter(group=_LENGTH)] = None
+    max_minutes: Annotated[Real | None, Parameter(group=_LENGTH)] = None
     """Horizon in time (without the first, compiling step)."""
     max_steps: Annotated[int | None, whole(1), Parameter(group=_LENGTH)] = None
     """Horizon in steps."""
@@ -92,15 +94,15 @@ class TrainSettings:
     init: Annotated[Literal["target", "random"] | None, Parameter(group=_HEAD)] = None
     """What the layers of a fresh head start as: the target's last layers (default) or noise."""
 
-    rows: Annotated[Positive, Parameter(group=_STEP)] = 32
+    rows: Annotated[int, whole(1, _LARGEST), Parameter(group=_STEP)] = 32
     """Packed rows a step, over all processes."""
-    pieces: Annotated[Positive, Parameter(group=_STEP)] = 1
+    pieces: Annotated[int, whole(1, _LARGEST), Parameter(group=_STEP)] = 1
     """Parts in which a process works through its rows; more need less memory."""
-    width: Annotated[Positive, Parameter(group=_STEP)] = 512
+    width: Annotated[int, whole(1, _LARGEST), Parameter(group=_STEP)] = 512
     """Tokens of a row."""
-    anchors: Annotated[Positive, Parameter(group=_STEP)] = 80
+    anchors: Annotated[int, whole(1, _LARGEST), Parameter(group=_STEP)] = 80
     """Blocks a row."""
-    chunks: Annotated[Positive, Parameter(group=_STEP)] = 4
+    chunks: Annotated[int, whole(1, _LARGEST), Parameter(group=_STEP)] = 4
     """Pieces of the loss; more need less memory."""
     shard: Annotated[Literal["none", "head", "all"], Parameter(group=_STEP)] = "none"
     """What torchrun's processes hold a part of each: the head, or all: the target's layers too."""
@@ -112,19 +114,19 @@ class TrainSettings:
         Parameter(group=_LOSS),
     ] = "forward_kl"
     """What is made small, over the full vocabulary."""
-    loss_temperature: Annotated[float, Parameter(group=_LOSS)] = 1.0
+    loss_temperature: Annotated[Real, Parameter(group=_LOSS)] = 1.0
     """Divides the logits of both sides in the loss."""
-    gamma: Annotated[float, Parameter(group=_LOSS)] = 4.0
+    gamma: Annotated[Real, Parameter(group=_LOSS)] = 4.0
     """Depth d weighs exp(-(d - 1) / gamma); 0 weighs all alike."""
-    learning_rate: Annotated[float, Parameter(group=_LOSS)] = 1.5e-3
+    learning_rate: Annotated[Real, Parameter(group=_LOSS)] = 1.5e-3
     """Peak rate of the head."""
-    path_learning_rate: Annotated[float, Parameter(group=_LOSS)] = 3e-3
+    path_learning_rate: Annotated[Real, Parameter(group=_LOSS)] = 3e-3
     """Peak rate of the path term."""
-    warmup: Annotated[float, Parameter(group=_LOSS)] = 0.04
+    warmup: Annotated[Real, Parameter(group=_LOSS)] = 0.04
     """Share of the run in which the rates rise."""
-    floor: Annotated[float, Parameter(group=_LOSS)] = 0.06
+    floor: Annotated[Real, Parameter(group=_LOSS)] = 0.06
     """Share of the peak rates at the end."""
-    clip: Annotated[float, Parameter(group=_LOSS)] = 1.0
+    clip: Annotated[Real, Parameter(group=_LOSS)] = 1.0
     """Largest norm of a step's gradient."""
 
     def check(self) -> None:

@@ -150,6 +150,12 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         raise DataMismatchError(f"{path} is not JSON: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataMismatchError(f"{path} is not of format {FORMAT}")
+    shards = manifest.get("shards")
+    if not isinstance(manifest.get("target"), dict) or not isinstance(shards, list):
+        raise DataMismatchError(f"{path} names no target or no list of shards")
+    for entry in shards:
+        if not isinstance(entry, dict) or not {"name", "index", "rows", "sha256"} <= set(entry):
+            raise DataMismatchError(f"{path} lists a shard without name, index, rows or sha256")
     return manifest
 
 
@@ -170,6 +176,8 @@ def load_corpus(directories: Sequence[Path], fingerprint: Mapping[str, str]) -> 
         if manifest is None:
             raise DataMismatchError(f"{directory} holds no {MANIFEST}")
         check_same({"target": manifest["target"]}, {"target": dict(fingerprint)}, directory)
+        if not manifest["shards"]:
+            raise DataMismatchError(f"{directory} holds no shards")
         parts += [load_shard(directory, entry) for entry in manifest["shards"]]
     if not parts:
         raise DataMismatchError("no shards in " + ", ".join(map(str, directories)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from jetflow_train.files import write_atomic
 from jetflow_train.guard import DivergedError
-from jetflow_train.shards import check_same
+from jetflow_train.shards import DataMismatchError, check_same
 
 STATE = "state.pt"
 FORMAT = "jetflow-state/2"
@@ -97,9 +98,15 @@ def load_state(
     """Put a stored state into ``head`` and ``optimizer``; each process reads the file.
 
     Raises:
-        DataMismatchError: the state has another format or was made with other settings.
+        DataMismatchError: the state cannot be read, has another format, or was made with other
+            settings.
     """
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
+        raise DataMismatchError(f"{path} is no readable state of a run: {error}") from error
+    if not isinstance(state, dict):
+        raise DataMismatchError(f"{path} is no state of a run")
     check_same({"format": state.get("format")}, {"format": FORMAT}, path)
     check_same(state["settings"], settings, path)
     options = StateDictOptions(full_state_dict=True)

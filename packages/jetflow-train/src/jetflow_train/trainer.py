@@ -156,6 +156,7 @@ class Trainer:
                 self.log.flush(progress, share, report)
         self._synchronize()
         self.log.flush(progress, share, report)
+        self.guard.check_learnt(progress.step)
         self.save()
         # A launcher may end all processes with the first, so that one is the one that writes.
         self.world.wait()

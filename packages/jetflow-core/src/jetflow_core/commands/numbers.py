@@ -53,8 +53,8 @@ def parse_real(text: str, name: str) -> float:
 
 
 def _real(kind: Any, tokens: Sequence[Token]) -> Any:
-    token = tokens[-1]
-    return parse_real(token.value, (token.keyword or "value").lstrip("-"))
+    found = [parse_real(token.value, (token.keyword or "value").lstrip("-")) for token in tokens]
+    return tuple(found) if "tuple" in str(kind) else found[-1]
 
 
 def whole(least: int = -_LARGEST, most: int = _LARGEST) -> Parameter:
@@ -82,7 +82,10 @@ Number = Annotated[int, whole()]
 Positive = Annotated[int, whole(1)]
 """At least 1."""
 
-Real = Annotated[float, Parameter(converter=_real, n_tokens=1)]
+REAL = Parameter(converter=_real, n_tokens=1)
+"""What the annotation of an option holds that takes a number, or several of them."""
+
+Real = Annotated[float, REAL]
 """A number; its range is checked where it is used."""
 
 Seed = Annotated[int, whole(0)]

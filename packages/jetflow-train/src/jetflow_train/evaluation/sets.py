@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jetflow_core.loading import load_config
 from numpy.typing import NDArray
 
-from jetflow_train.prompts import load_prompts
+from jetflow_train.evaluation.answers import MAX_NEW_TOKENS
+from jetflow_train.prompts import load_prompts, read_prompts
+from jetflow_train.target import positions
 
 EvalSets = Mapping[str, Sequence[NDArray[np.int64]]]
 """Token ids of prompts by the name of their set."""
@@ -73,5 +76,15 @@ def longest_prompt(positions: int, max_new_tokens: int) -> int:
 def load_eval_sets(
     target_dir: Path, eval_sets: Mapping[str, Sequence[Path]], limit: int
 ) -> EvalSets:
-    """Token ids of the prompts of each set; see ``held_out_sets``."""
-    return {one.name: one.prompts for one in held_out_sets(target_dir, eval_sets, limit)}
+    """Token ids of the prompts of each set whose answers fit into the target's positions.
+
+    Raises:
+        ValueError: see ``held_out_sets`` and ``longest_prompt``.
+    """
+    if not eval_sets:
+        return {}
+    for files in eval_sets.values():
+        # A bad file is told before anything of the target is looked for.
+        read_prompts(files, limit)
+    longest = longest_prompt(positions(load_config(target_dir)), MAX_NEW_TOKENS)
+    return {one.name: one.prompts for one in held_out_sets(target_dir, eval_sets, limit, longest)}

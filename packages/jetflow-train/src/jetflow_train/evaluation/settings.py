@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jetflow_core.limits import MAX_BUDGET
 
-COLDEST, HOTTEST = 1e-3, 100.0
+from jetflow_train.temperatures import check_temperatures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,15 +37,10 @@ class EvalSettings:
     """Processes that walk."""
 
     def __post_init__(self) -> None:
-        for name in ("heads", "prompts", "temperatures", "budgets"):
+        for name in ("heads", "prompts", "budgets"):
             if not getattr(self, name):
                 raise ValueError(f"{name} are missing: give at least one")
-        for value in self.temperatures:
-            if not (value == 0 or COLDEST <= value <= HOTTEST):
-                raise ValueError(
-                    f"temperature {value} is out of range: 0 (greedy), or {COLDEST:g} to "
-                    f"{HOTTEST:g}"
-                )
+        check_temperatures(self.temperatures)
         for budget in self.budgets:
             if not 1 <= budget <= MAX_BUDGET:
                 raise ValueError(f"budget {budget} is out of range: 1 to {MAX_BUDGET}")
@@ -54,8 +49,9 @@ class EvalSettings:
                 raise ValueError(f"{name} {getattr(self, name)} is out of range: at least 1")
         if self.seed < 0:
             raise ValueError(f"seed {self.seed} is out of range: at least 0")
-        _once("temperature", self.temperatures)
-        _once("budget", self.budgets)
+        for budget in self.budgets:
+            if self.budgets.count(budget) > 1:
+                raise ValueError(f"budget {budget} comes twice")
         head_names(self.heads)
 
 
@@ -77,9 +73,3 @@ def head_names(folders: Sequence[Path]) -> tuple[str, ...]:
         if longer.count(name) > 1:
             raise ValueError(f"two heads are called {name!r}; rename one of the folders")
     return tuple(longer)
-
-
-def _once(what: str, values: Sequence[float]) -> None:
-    for value in values:
-        if values.count(value) > 1:
-            raise ValueError(f"{what} {value:g} comes twice")
