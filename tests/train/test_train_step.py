@@ -22,7 +22,8 @@ from jetflow_train.initialise import head_config, new_head, spread_taps
 from jetflow_train.objectives import Objective
 from jetflow_train.schedule import Horizon, learning_rate_factor
 from jetflow_train.shards import Corpus, DataMismatchError
-from jetflow_train.step import StepFunctions, StepLosses, document_mask, teacher_columns
+from jetflow_train.sight import document_mask
+from jetflow_train.step import StepFunctions, StepLosses, teacher_columns
 from jetflow_train.target import FrozenTarget, from_model
 from jetflow_train.train_config import TrainConfig
 from jetflow_train.trainer import Trainer

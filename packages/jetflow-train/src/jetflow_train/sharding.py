@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from jetflow_train.blocks import run_blocks
 from jetflow_train.distributed import World
+from jetflow_train.sight import Sight
 from jetflow_train.step import StepFunctions, StepLosses
 from jetflow_train.target import AnyTarget, FrozenTarget
 from jetflow_train.target_layer import LayerWeights, TargetShape
@@ -65,12 +66,12 @@ class TargetLayer(nn.Module):
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
-        bias: Tensor,
+        sight: Sight,
         shape: TargetShape,
     ) -> Tensor:
         """``run`` of the layer's whole weights."""
         weights = LayerWeights(*(getattr(self, name) for name in LayerWeights._fields))
-        return run(x, weights, cos, sin, bias, shape)
+        return run(x, weights, cos, sin, sight, shape)
 
 
 class GatheredLayer(nn.Module):
@@ -100,9 +101,9 @@ class ShardedTarget(AnyTarget):
 
     layers: tuple[TargetLayer, ...]
 
-    def layer_output(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+    def layer_output(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
         """Output of one layer, gathered for this call."""
-        out: Tensor = self.layers[index](self.layer_fn, x, cos, sin, bias, self.shape)
+        out: Tensor = self.layers[index](self.layer_fn, x, cos, sin, sight, self.shape)
         return out
 
 

@@ -17,7 +17,7 @@ from jetflow_train.regenerate import RegenerateConfig
 from jetflow_train.run import open_target, run_regenerate
 from jetflow_train.schedule import Horizon
 from jetflow_train.shards import load_corpus
-from jetflow_train.step import autocast, document_mask, put
+from jetflow_train.step import autocast, batch_sight, put
 from jetflow_train.train_config import TrainConfig
 from jetflow_train.trainer import Trainer
 
@@ -77,9 +77,9 @@ def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
     taps = head.config.target_layer_ids
 
     def capture() -> None:
-        compiled.capture(tokens, positions, document_mask(documents), taps)
+        compiled.capture(tokens, positions, batch_sight(target, batch.documents), taps)
 
-    features, _ = compiled.capture(tokens, positions, document_mask(documents), taps)
+    features, _ = compiled.capture(tokens, positions, batch_sight(target, batch.documents), taps)
 
     def blocks() -> None:
         with autocast(target.device, head):

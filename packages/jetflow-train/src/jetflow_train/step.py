@@ -17,6 +17,12 @@ from jetflow_train.blocks import run_block_layer, run_blocks
 from jetflow_train.loss import ChunkFn, Losses, LossRows, chunk_losses, chunked_losses
 from jetflow_train.objectives import Objective
 from jetflow_train.packing import Batch
+from jetflow_train.sight import (
+    Documents,
+    document_mask,
+    document_starts,
+    packs_documents,
+)
 from jetflow_train.target import AnyTarget
 from jetflow_train.target_layer import run_layer
 
@@ -112,7 +118,7 @@ def training_losses(
         for array in (batch.tokens, batch.documents, batch.positions, batch.anchors)
     )
     features, final = replace(target, layer_fn=functions.layer).capture(
-        tokens, positions, document_mask(documents), head.config.target_layer_ids
+        tokens, positions, batch_sight(target, batch.documents), head.config.target_layer_ids
     )
     with autocast(device, head):
         hidden = functions.blocks(head, features, embedding, tokens, documents, positions, anchors)
@@ -126,11 +132,11 @@ def training_losses(
     return chunked_losses(rows, target.lm_head, path_out, functions.chunk)
 
 
-def document_mask(documents: Tensor) -> Tensor:
-    """Bool ``[R, T, T]``: causal within each sequence; padding sees padding before it."""
-    columns = torch.arange(documents.shape[1], device=documents.device)
-    same = documents[:, :, None] == documents[:, None, :]
-    return same & (columns[:, None] >= columns[None, :])
+def batch_sight(target: AnyTarget, documents: NDArray[np.int64]) -> Tensor | Documents:
+    """What ``target.capture`` needs to know of a batch's ``documents`` ``[R, T]``."""
+    if packs_documents(target.device, target.dtype, target.shape.head_dim):
+        return Documents(put(document_starts(documents), target.device), documents.shape[1])
+    return document_mask(put(documents, target.device))
 
 
 def teacher_columns(anchors: Tensor, depth: int, width: int) -> Tensor:

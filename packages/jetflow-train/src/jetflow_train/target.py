@@ -13,6 +13,7 @@ import torch
 from jetflow_core.loading import load_config, load_model
 from torch import Tensor
 
+from jetflow_train.sight import Documents, Sight
 from jetflow_train.target_layer import (
     LayerWeights,
     Rope,
@@ -65,15 +66,15 @@ class AnyTarget(ABC):
 
     @torch.no_grad()
     def capture(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, taps: Sequence[int]
+        self, tokens: Tensor, positions: Tensor, seen: Tensor | Documents, taps: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Features and final hidden states of packed rows.
 
         Args:
             tokens: int64 ``[R, T]``.
             positions: int64 ``[R, T]``, restarting with each document.
-            mask: bool ``[R, T, T]``, True where a position (row) sees another (column); every
-                position must see itself.
+            seen: bool ``[R, T, T]``, True where a position (row) sees another (column), every
+                position must see itself; or the documents of the rows (``packs_documents``).
             taps: layers whose outputs are kept.
 
         Returns:
@@ -81,17 +82,17 @@ class AnyTarget(ABC):
             states ``[R, T, hidden]``.
         """
         cos, sin = self.rope(positions)
-        bias = mask_bias(mask.unsqueeze(1), self.dtype)
+        sight = mask_bias(seen.unsqueeze(1), self.dtype) if isinstance(seen, Tensor) else seen
         x, kept = self.embedding[tokens], {}
         with attention_kernels(self.device):
             for index in range(self.shape.num_layers):
-                x = self.layer_output(index, x, cos, sin, bias)
+                x = self.layer_output(index, x, cos, sin, sight)
                 if index in taps:
                     kept[index] = x
         return torch.cat([kept[tap] for tap in taps], dim=-1), self.normed(x)
 
     @abstractmethod
-    def layer_output(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+    def layer_output(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
         """Output ``[R, T, hidden]`` of layer ``index`` for ``x``, through ``layer_fn``."""
 
 
@@ -101,9 +102,9 @@ class FrozenTarget(AnyTarget):
 
     layers: tuple[LayerWeights, ...]
 
-    def layer_output(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+    def layer_output(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
         """Output of one layer."""
-        return self.layer_fn(x, self.layers[index], cos, sin, bias, self.shape)
+        return self.layer_fn(x, self.layers[index], cos, sin, sight, self.shape)
 
 
 def load_target(path: Path | str, device: torch.device, dtype: torch.dtype) -> FrozenTarget:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from jetflow_train.sight import Documents, Sight, masked_attention, packed_attention
+
 
 class LayerWeights(NamedTuple):
     """Weights of one decoder layer; query/key/value and gate/up are each one matrix."""
@@ -82,20 +84,21 @@ def finish(x: Tensor, attended: Tensor, w: LayerWeights, shape: TargetShape) -> 
     return x + F.linear(F.silu(gate) * up, w.down)
 
 
-def full_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Attention of all positions under an additive ``bias`` ``[R, 1, T, T]``; ``[R, T, width]``."""
+def full_attention(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
+    """Attention of all positions, ``[R, T, width]``."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    return out.transpose(1, 2).flatten(2)
+    if isinstance(sight, Documents):
+        return packed_attention(q, k, v, sight)
+    return masked_attention(q, k, v, sight)
 
 
 def run_layer(
-    x: Tensor, w: LayerWeights, cos: Tensor, sin: Tensor, bias: Tensor, shape: TargetShape
+    x: Tensor, w: LayerWeights, cos: Tensor, sin: Tensor, sight: Sight, shape: TargetShape
 ) -> Tensor:
     """One whole layer over ``[R, T, hidden]``."""
     q, k, v = project(x, w, (cos, sin), shape)
-    return finish(x, full_attention(q, k, v, bias), w, shape)
+    return finish(x, full_attention(q, k, v, sight), w, shape)
 
 
 def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

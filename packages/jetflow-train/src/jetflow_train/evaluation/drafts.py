@@ -13,7 +13,8 @@ from torch import Tensor
 from jetflow_train.blocks import run_blocks
 from jetflow_train.evaluation.policies import OWN
 from jetflow_train.evaluation.walk import Drafts, StoredText
-from jetflow_train.step import autocast, document_mask
+from jetflow_train.sight import document_mask
+from jetflow_train.step import autocast
 from jetflow_train.target import FrozenTarget
 
 _SCORES = 2**26
