@@ -13,7 +13,7 @@ import pytest
 import torch
 from jetflow_core.head.context import PaddedContext
 from jetflow_core.head.model import DraftHead
-from jetflow_train.blocks import run_blocks
+from jetflow_train.blocks import block_ropes, run_blocks
 from jetflow_train.evaluation.answers import answer_prompts
 from jetflow_train.evaluation.offline import evaluate
 from jetflow_train.evaluation.policies import OWN, exact_policies
@@ -89,7 +89,8 @@ def test_packed_blocks_equal_the_block_pass_on_the_cut_context(target: FrozenTar
     mask = document_mask(documents)
     features, _ = target.capture(tokens, positions, mask, head.config.target_layer_ids)
     anchors = torch.tensor([[0, 3, 3, 9, 11, 15]])
-    packed = run_blocks(head, features, target.embedding, tokens, documents, positions, anchors)
+    ropes = block_ropes(head, positions, anchors, target.dtype)
+    packed = run_blocks(head, features, target.embedding, tokens, documents, ropes, anchors)
     for i, anchor in enumerate(anchors[0].tolist()):
         start = 0 if anchor < 11 else 11
         places = positions[:, start:anchor]
@@ -108,8 +109,10 @@ def test_nothing_at_or_behind_the_anchor_leaks(target: FrozenTarget) -> None:
     features = torch.randn(1, 21, head.config.feature_size, dtype=target.dtype)
     anchors = torch.tensor([[4, 14]])
 
+    ropes = block_ropes(head, positions, anchors, target.dtype)
+
     def run(features: Tensor, tokens: Tensor) -> Tensor:
-        return run_blocks(head, features, target.embedding, tokens, documents, positions, anchors)
+        return run_blocks(head, features, target.embedding, tokens, documents, ropes, anchors)
 
     before = run(features, tokens)
     changed, others = features.clone(), tokens.clone()

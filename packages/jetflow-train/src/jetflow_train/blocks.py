@@ -9,11 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jetflow_core.head.layers import HeadLayer, rotary
 from jetflow_core.head.model import DraftHead
 from torch import Tensor
+
+
+class Ropes(NamedTuple):
+    """Rotations of a step; each a cosine and a sine that broadcast over the heads."""
+
+    block: tuple[Tensor, Tensor]
+    """Of the slots of all blocks ``[R, 1, A * S, dim]``."""
+    context: tuple[Tensor, Tensor]
+    """Of the columns ``[R, 1, T, dim]``."""
+
+
+def block_ropes(head: DraftHead, positions: Tensor, anchors: Tensor, dtype: torch.dtype) -> Ropes:
+    """The rotations that ``run_blocks`` needs.
+
+    They are no part of it, since a compiler would form the angles, which are fp64, again in every
+    kernel that rotates.
+
+    Args:
+        head: the draft head.
+        positions: int64 ``[R, T]``.
+        anchors: int64 ``[R, A]``, columns of the roots.
+        dtype: of the head.
+    """
+    config = head.config
+    steps = torch.arange(head.num_slots(config.max_depth), device=anchors.device)
+    slots = (positions.gather(1, anchors)[:, :, None] + steps).flatten(1)
+    block, context = (
+        rotary(places, config.head_dim, config.rope_theta, dtype) for places in (slots, positions)
+    )
+    return Ropes(block, context)
 
 
 def run_blocks(
@@ -22,7 +53,7 @@ def run_blocks(
     embedding: Tensor,
     tokens: Tensor,
     documents: Tensor,
-    positions: Tensor,
+    ropes: Ropes,
     anchors: Tensor,
     layers: Sequence[Callable[..., Tensor]] | None = None,
 ) -> Tensor:
@@ -31,10 +62,10 @@ def run_blocks(
     Args:
         head: the draft head.
         features: ``[R, T, taps * hidden]`` of the target.
-        embedding: the target's embedding ``[V, hidden]``.
+        embedding: the target's embedding ``[V, hidden]`` in the head's type.
         tokens: int64 ``[R, T]``.
         documents: int64 ``[R, T]``, the sequence of each column.
-        positions: int64 ``[R, T]``.
+        ropes: from ``block_ropes``.
         anchors: int64 ``[R, A]``, columns of the roots.
         layers: ``run_block_layer`` of each layer of the head; None: the head's own.
 
@@ -47,18 +78,14 @@ def run_blocks(
     slots = head.num_slots(depth)
     roots = tokens.gather(1, anchors).flatten()
     block = head.block_input(roots, embedding, depth).view(rows, count * slots, -1)
-    steps = torch.arange(slots, device=anchors.device)
-    places = (positions.gather(1, anchors)[:, :, None] + steps).flatten(1)
-    rope = rotary(places, config.head_dim, config.rope_theta, block.dtype)
     visible = context_mask(documents, anchors)
     own = head.block_mask(slots, anchors.device)
     fused = head.fuse(features)
-    context_rope = rotary(positions, config.head_dim, config.rope_theta, fused.dtype)
     if layers is None:
         own_layers = [layer for layer in head.layers if isinstance(layer, HeadLayer)]
         layers = [partial(run_block_layer, layer) for layer in own_layers]
     for run in layers:
-        block = run(block, fused, rope, context_rope, visible, own)
+        block = run(block, fused, ropes.block, ropes.context, visible, own)
     hidden: Tensor = head.norm(block).view(rows * count, slots, -1)
     return head.depth_rows(hidden, depth).unflatten(0, (rows, count))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from jetflow_train.blocks import block_ropes
 from jetflow_train.evaluation.after_training import evaluate_sets
 from jetflow_train.evaluation.sets import load_eval_sets
 from jetflow_train.heads import HeadChoice, start_head
@@ -83,8 +84,9 @@ def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
 
     def blocks() -> None:
         with autocast(target.device, head):
+            ropes = block_ropes(head, positions, anchors, trainer.embedding.dtype)
             out = trainer.functions.blocks(
-                head, features, trainer.embedding, tokens, documents, positions, anchors
+                head, features, trainer.embedding, tokens, documents, ropes, anchors
             )
         out.sum().backward()
 

@@ -13,7 +13,7 @@ from jetflow_core.head.model import DraftHead
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from jetflow_train.blocks import run_block_layer, run_blocks
+from jetflow_train.blocks import block_ropes, run_block_layer, run_blocks
 from jetflow_train.loss import ChunkFn, Losses, LossRows, chunk_losses, chunked_losses
 from jetflow_train.objectives import Objective
 from jetflow_train.packing import Batch
@@ -121,7 +121,8 @@ def training_losses(
         tokens, positions, batch_sight(target, batch.documents), head.config.target_layer_ids
     )
     with autocast(device, head):
-        hidden = functions.blocks(head, features, embedding, tokens, documents, positions, anchors)
+        ropes = block_ropes(head, positions, anchors, embedding.dtype)
+        hidden = functions.blocks(head, features, embedding, tokens, documents, ropes, anchors)
         teachers = teacher_columns(anchors, hidden.shape[2], tokens.shape[1])
         parents = None
         if head.path is not None:

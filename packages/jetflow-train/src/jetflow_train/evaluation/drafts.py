@@ -10,7 +10,7 @@ from jetflow_core.head.model import DraftHead
 from jetflow_core.head.proposal import draft_candidates
 from torch import Tensor
 
-from jetflow_train.blocks import run_blocks
+from jetflow_train.blocks import block_ropes, run_blocks
 from jetflow_train.evaluation.policies import OWN
 from jetflow_train.evaluation.walk import Drafts, StoredText
 from jetflow_train.sight import document_mask
@@ -73,7 +73,8 @@ def _draft_together(
         tokens, positions, document_mask(documents), head.config.target_layer_ids
     )
     with autocast(target.device, head):
-        hidden = run_blocks(head, features, embedding, tokens, documents, positions, anchors)
+        ropes = block_ropes(head, positions, anchors, embedding.dtype)
+        hidden = run_blocks(head, features, embedding, tokens, documents, ropes, anchors)
     counts = [len(text.answer) for text in texts]
     flat = torch.cat([rows[:count] for rows, count in zip(hidden, counts, strict=True)])
     roots = tokens.gather(1, anchors)
