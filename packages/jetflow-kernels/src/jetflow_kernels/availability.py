@@ -7,7 +7,8 @@ from importlib import metadata
 
 import torch
 
-_LATER = "not part of this version"
+from jetflow_kernels.attention.k2.limits import unavailable
+
 _NO_TRITON = "triton is not installed"
 
 
@@ -16,7 +17,7 @@ class Backend:
     """One implementation of tree attention."""
 
     name: str
-    """reference, triton (``tree_attention``) or sm90."""
+    """reference, or a ``backend`` of ``tree_attention``: triton, cuda."""
     usable: bool
     """Whether it can be called on this machine."""
     detail: str
@@ -34,8 +35,19 @@ def backends() -> tuple[Backend, ...]:
     return (
         Backend("reference", True, f"plain torch {torch.__version__}, any device, float64 inside"),
         Backend("triton", cuda and triton is not None, f"{triton or _NO_TRITON}, {_device()}"),
-        Backend("sm90", False, f"{_LATER}; here: {_device()}"),
+        _cuda(triton),
     )
+
+
+def _cuda(triton: str | None) -> Backend:
+    device = (
+        torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    )
+    refused = "no CUDA device" if device is None else unavailable(device)
+    if triton is None:
+        # Its pieces are put together in Triton.
+        refused = _NO_TRITON
+    return Backend("cuda", refused is None, refused or f"CUDA C++ for sm_90a, {_device()}")
 
 
 def _triton() -> str | None:

@@ -1,8 +1,9 @@
 """Times tree attention on a GPU: ``python -m jetflow_kernels.attention.bench --out result.json``.
 
-One process, one card. Every case is checked against the float64 reference first. A CUDA graph of
-as many calls as a model has layers, each with pools of its own, is replayed, so that keys and
-values come from memory and not from the L2 cache; pages are permuted at random. The report holds
+One process, one card. Every case is checked against the float64 reference first, with every
+backend. A CUDA graph of as many calls as a model has layers, each with pools of its own, is
+replayed, so that keys and values come from memory and not from the L2 cache; pages are permuted at
+random. Backends take turns, replay by replay, so that they meet the same clocks. The report holds
 the median and the spread of one call in microseconds, beside the floor of the given card.
 """
 
@@ -23,12 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jetflow_kernels.attention.backend import Backend
 from jetflow_kernels.attention.op import tree_attention
 from jetflow_kernels.reference import tree_attention_reference
 
 WARM_UPS = 5
 REPLAYS = 50
 TOLERANCE = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+TIMED: tuple[Backend, ...] = ("triton", "cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,64 +95,77 @@ def _random_trees(case: Case) -> Tensor:
     return words
 
 
-def check(arguments: dict[str, Any]) -> float:
-    """The largest error against the reference.
+def check(arguments: dict[str, Any], backend: Backend, want: Tensor) -> float:
+    """The largest error of a backend against the reference's output ``want``.
 
     Raises:
         RuntimeError: the error is past the tolerance of the type, or not a number.
     """
-    got = tree_attention(**arguments).double()
-    error = float((got - tree_attention_reference(**arguments).double()).abs().max())
+    got = tree_attention(**arguments, backend=backend).double()
+    error = float((got - want.double()).abs().max())
     if not error <= TOLERANCE[arguments["q"].dtype]:
-        raise RuntimeError(f"tree_attention is off by {error}; nothing was timed")
+        raise RuntimeError(f"tree_attention ({backend}) is off by {error}; nothing was timed")
     return error
 
 
-def capture(layers: list[dict[str, Any]]) -> Callable[[], None]:
+def capture(layers: list[dict[str, Any]], backend: Backend) -> Callable[[], None]:
     """One call of every layer as a graph."""
     outs = [torch.empty_like(arguments["q"]) for arguments in layers]
     for arguments, out in zip(layers, outs, strict=True):
-        tree_attention(**arguments, out=out)
+        tree_attention(**arguments, out=out, backend=backend)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for arguments, out in zip(layers, outs, strict=True):
-            tree_attention(**arguments, out=out)
+            tree_attention(**arguments, out=out, backend=backend)
     return graph.replay
 
 
-def time_us(replay: Callable[[], None], count: int) -> list[float]:
-    """Microseconds of each of ``count`` replays, by events."""
-    pairs = []
+def time_us(replays: list[Callable[[], None]], count: int) -> list[list[float]]:
+    """Microseconds of each of ``count`` rounds of all replays in turn, by events."""
+    rounds = []
     for _ in range(count):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        replay()
-        end.record()
-        pairs.append((start, end))
+        pairs = []
+        for replay in replays:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replay()
+            end.record()
+            pairs.append((start, end))
+        rounds.append(pairs)
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+    times = [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in rounds]
+    return [list(one) for one in zip(*times, strict=True)]
 
 
-def run(case: Case, dtype: torch.dtype, bandwidth: float, flops: float) -> dict[str, object]:
-    """Checks and times one case."""
+def run(
+    case: Case, dtype: torch.dtype, bandwidth: float, flops: float, backends: list[Backend]
+) -> list[dict[str, object]]:
+    """Checks and times one case: a result for each backend."""
     layers = make_layers(case, dtype)
-    error = check(layers[0])
-    replay = capture(layers)
-    time_us(replay, WARM_UPS)
-    times = [time / case.layers for time in time_us(replay, REPLAYS)]
-    median, floor = statistics.median(times), case.floor_us(bandwidth, flops)
-    cuts = statistics.quantiles(times, n=10)
-    return {
-        **asdict(case),
-        "dtype": str(dtype).removeprefix("torch."),
-        "error": error,
-        "median_us": median,
-        "p10_us": cuts[0],
-        "p90_us": cuts[-1],
-        "floor_us": floor,
-        "share_of_floor": floor / median,
-    }
+    want = tree_attention_reference(**layers[0])
+    errors = [check(layers[0], backend, want) for backend in backends]
+    replays = [capture(layers, backend) for backend in backends]
+    time_us(replays, WARM_UPS)
+    floor = case.floor_us(bandwidth, flops)
+    results: list[dict[str, object]] = []
+    for backend, error, times in zip(backends, errors, time_us(replays, REPLAYS), strict=True):
+        each = [time / case.layers for time in times]
+        median, cuts = statistics.median(each), statistics.quantiles(each, n=10)
+        results.append(
+            {
+                **asdict(case),
+                "backend": backend,
+                "dtype": str(dtype).removeprefix("torch."),
+                "error": error,
+                "median_us": median,
+                "p10_us": cuts[0],
+                "p90_us": cuts[-1],
+                "floor_us": floor,
+                "share_of_floor": floor / median,
+            }
+        )
+    return results
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -164,6 +180,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prefix", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--requests", type=int, nargs="+", default=[1])
     parser.add_argument("--page", type=int, nargs="+", default=[128])
+    parser.add_argument("--backends", choices=TIMED, nargs="+", default=["triton"])
     parser.add_argument("--layers", type=int, default=36, help="pools that take turns")
     parser.add_argument("--bandwidth", type=float, default=4.26e12, help="bytes/s for the floor")
     parser.add_argument("--flops", type=float, default=7.9e14, help="operations/s for the floor")
@@ -175,9 +192,10 @@ def main(argv: list[str] | None = None) -> None:
     grid = product(options.requests, options.prefix, options.rows, options.page)
     for requests, prefix, rows, page in grid:
         case = Case(rows=rows, prefix=prefix, requests=requests, page=page, layers=options.layers)
-        result = run(case, torch.bfloat16, options.bandwidth, options.flops)
-        print(json.dumps(result), flush=True)
-        results.append(result)
+        found = run(case, torch.bfloat16, options.bandwidth, options.flops, options.backends)
+        for result in found:
+            print(json.dumps(result), flush=True)
+        results += found
         torch.cuda.empty_cache()
     report = {
         "device": torch.cuda.get_device_name(),

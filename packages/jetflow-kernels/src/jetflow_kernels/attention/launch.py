@@ -49,10 +49,7 @@ def launch(
     group = heads // pool.shape[2]
     tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
     programs = programs or _multiprocessors(q.device) * tiles.programs
-    capacity = arguments.page_table.shape[1] * pool.shape[1]
-    partial_rows = plan.partial_rows(rows, requests, heads, capacity)
-    partial = q.new_empty((partial_rows, heads, dim), dtype=torch.float32)
-    partial_lse = q.new_empty((partial_rows, heads), dtype=torch.float32)
+    partial, partial_lse = pieces_room(arguments)
     block = triton.next_power_of_2(max(requests, 1))
     lse_strides = (0, 0) if lse is None else lse.stride()
     tree_attention_kernel[(programs,)](
@@ -82,21 +79,46 @@ def launch(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    if partial_rows:
-        shares = programs if INTERPRETED else programs * _MERGE_PROGRAMS
-        merge_kernel[(min(rows * heads, shares),)](
-            *(arguments.cu_nodes, arguments.prefix_len, out, lse, partial, partial_lse),
-            *arguments.cu_nodes.stride(),
-            *arguments.prefix_len.stride(),
-            *out.stride(),
-            *lse_strides,
-            requests,
-            HEADS=heads,
-            DIM=dim,
-            REQUESTS=block,
-            BLOCK_S=_MERGED_AT_ONCE,
-            num_warps=1,
-        )
+    merge_pieces(arguments, out, lse, partial, partial_lse, programs)
+
+
+def pieces_room(arguments: TreeAttentionArguments) -> tuple[Tensor, Tensor]:
+    """Room for the results of pieces, [R, Hq, D] and [R, Hq] float32; R = 0 if none is needed."""
+    rows, heads, dim = arguments.q.shape
+    requests = arguments.prefix_len.shape[0]
+    capacity = arguments.page_table.shape[1] * arguments.k_pool.shape[1]
+    room = plan.partial_rows(rows, requests, heads, capacity)
+    partial = arguments.q.new_empty((room, heads, dim), dtype=torch.float32)
+    return partial, arguments.q.new_empty((room, heads), dtype=torch.float32)
+
+
+def merge_pieces(
+    arguments: TreeAttentionArguments,
+    out: Tensor,
+    lse: Tensor | None,
+    partial: Tensor,
+    partial_lse: Tensor,
+    programs: int,
+) -> None:
+    """Starts the kernel that puts rows in several pieces together, where there can be any."""
+    if not len(partial):
+        return
+    rows, heads, dim = out.shape
+    requests = arguments.prefix_len.shape[0]
+    shares = programs if INTERPRETED else programs * _MERGE_PROGRAMS
+    merge_kernel[(min(rows * heads, shares),)](
+        *(arguments.cu_nodes, arguments.prefix_len, out, lse, partial, partial_lse),
+        *arguments.cu_nodes.stride(),
+        *arguments.prefix_len.stride(),
+        *out.stride(),
+        *((0, 0) if lse is None else lse.stride()),
+        requests,
+        HEADS=heads,
+        DIM=dim,
+        REQUESTS=triton.next_power_of_2(max(requests, 1)),
+        BLOCK_S=_MERGED_AT_ONCE,
+        num_warps=1,
+    )
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from importlib import util
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from jetflow_kernels.arguments import (
     check_kernel_limits,
     check_layout,
 )
+from jetflow_kernels.attention.backend import Backend, check_backend, choose
 
 
 def tree_attention(
@@ -30,6 +32,7 @@ def tree_attention(
     scale: float | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """``tree_attention_reference`` on the GPU, with the same arguments.
 
@@ -53,6 +56,8 @@ def tree_attention(
         scale: factor of the scores; None: ``1 / sqrt(D)``.
         out: [T, Hq, D] in the type of ``q``: written and returned instead of a new tensor.
         lse: [T, Hq] float32: receives the natural log-sum-exp of each row's scaled scores.
+        backend: ``triton``, ``cuda`` (sm_90a, compiled by nvcc on first use) or ``auto``: the
+            faster one that takes the call, which ``tree_attention_backend`` names.
 
     Returns:
         [T, Hq, D] in the type of ``q``, added up in float32 (float32 inputs are multiplied as
@@ -61,8 +66,10 @@ def tree_attention(
         the rows of its own tree, other branches included (0 * NaN), and nothing else.
 
     Raises:
-        ValueError: a shape, type, device or scale is wrong; the message names it.
-        RuntimeError: Triton is not installed, or cannot run on the device of ``q``.
+        ValueError: a shape, type, device or scale is wrong, or ``backend`` was named and does not
+            take the call; the message says why.
+        RuntimeError: Triton is not installed, or cannot run on the device of ``q``; ``cuda`` was
+            named and cannot be built or run here.
     """
     arguments = TreeAttentionArguments(
         q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
@@ -72,11 +79,50 @@ def tree_attention(
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
+    check_backend(backend)
     result = q.new_empty(q.shape) if out is None else out
     torch.ops.jetflow_kernels.tree_attention_out(
-        q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors, scale, result, lse
+        *(q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors),
+        *(scale, backend, result, lse),
     )
     return result
+
+
+def tree_attention_backend(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    page_table: Tensor,
+    cu_nodes: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    *,
+    out: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Literal["triton", "cuda"]:
+    """Which version ``tree_attention`` runs for these arguments; computes and builds nothing.
+
+    Args:
+        q: as in ``tree_attention``, like the other tensors.
+        k_pool: as there.
+        v_pool: as there.
+        page_table: as there.
+        cu_nodes: as there.
+        prefix_len: as there.
+        ancestors: as there.
+        out: as there.
+        backend: as there.
+
+    Raises:
+        ValueError: an argument is wrong, or ``backend`` was named and does not take the call.
+        RuntimeError: ``cuda`` was named and cannot run here.
+    """
+    arguments = TreeAttentionArguments(
+        q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
+    )
+    check_layout(arguments, out=out, lse=None)
+    check_kernel_limits(arguments)
+    return choose(arguments, out=out, backend=backend)
 
 
 # Defined by its schema: ``custom_op`` would import torch's compiler on the first call.
@@ -84,7 +130,8 @@ OPERATOR = "jetflow_kernels::tree_attention_out"
 torch.library.define(
     OPERATOR,
     "(Tensor q, Tensor k_pool, Tensor v_pool, Tensor page_table, Tensor cu_nodes, "
-    "Tensor prefix_len, Tensor ancestors, float scale, Tensor(a!) out, Tensor(b!)? lse) -> ()",
+    "Tensor prefix_len, Tensor ancestors, float scale, str backend, Tensor(a!) out, "
+    "Tensor(b!)? lse) -> ()",
 )
 
 
@@ -98,6 +145,7 @@ def _tree_attention_out(
     prefix_len: Tensor,
     ancestors: Tensor,
     scale: float,
+    backend: str,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
@@ -111,12 +159,15 @@ def _tree_attention_out(
             f"tree_attention runs on CUDA devices, or on the CPU in Triton's interpreter; got "
             f"tensors on {q.device}; tree_attention_reference runs anywhere"
         )
-    launch(
-        TreeAttentionArguments(q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors),
-        out=out,
-        lse=lse,
-        scale=scale,
+    arguments = TreeAttentionArguments(
+        q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
     )
+    if choose(arguments, out=out, backend=backend) == "cuda":
+        from jetflow_kernels.attention.k2.launch import launch as launch_cuda
+
+        launch_cuda(arguments, out=out, lse=lse, scale=scale)
+    else:
+        launch(arguments, out=out, lse=lse, scale=scale)
 
 
 @torch.library.register_fake(OPERATOR)
@@ -129,6 +180,7 @@ def _(
     prefix_len: Tensor,
     ancestors: Tensor,
     scale: float,
+    backend: str,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:

@@ -25,6 +25,8 @@ SPLIT_WORK = 16384
 HEAD_DIMS = (64, 128, 256)
 PAGES = (16, 256)
 """Smallest and largest number of rows in a page."""
+CUDA_TILE_ROWS: tuple[int, ...] = ()
+"""Rows of the tiles for which the CUDA version was measured to be the faster one; none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,16 @@ def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype
         # A page for each key leaves the registers for which the other way spills.
         return Tiles(rows=64, columns=64, warps=4, stages=3, programs=2, by_page=False)
     return Tiles(rows=128, columns=64, warps=8, stages=3, programs=1, by_page=True)
+
+
+def prefers_cuda(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype) -> bool:
+    """Whether the CUDA version is the faster one for a batch of these capacities.
+
+    A rule of shapes, since prefixes are known to the device only. Arguments as in ``tiles_for``.
+    """
+    if dtype == torch.float32 or dim == 256:
+        return False
+    return tiles_for(rows, requests, group, dim, dtype).rows in CUDA_TILE_ROWS
 
 
 def most_splits(rows: int, heads: int) -> int:

@@ -1,0 +1,131 @@
+"""Compiles the sm_90a kernel with the machine's nvcc on first use and keeps the result.
+
+Builds are kept by the sha256 of everything that goes into them, so another version of the sources
+or of the compiler makes a build of its own and nothing is ever stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from jetflow_kernels.attention import plan
+
+SOURCE = "tree_attention.cu"
+_SOURCES = Path(__file__).parent
+_USUAL_PLACE = Path("/usr/local/cuda/bin/nvcc")
+FLAGS = (
+    "-std=c++17",
+    "-gencode",
+    "arch=compute_90a,code=sm_90a",
+    "-cubin",
+    "-O3",
+    "-Xptxas",
+    "-v",
+    f"-DPLAN_SPLIT_WORK={plan.SPLIT_WORK}",
+    f"-DPLAN_MAX_SPLITS={plan.MAX_SPLITS}",
+    f"-DPLAN_MIN_CHUNK={plan.MIN_CHUNK}",
+)
+
+
+class BuildError(RuntimeError):
+    """The kernel could not be built here."""
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/jetflow/kernels``, or the same under ``~/.cache``."""
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    base = configured if configured.is_absolute() else Path.home() / ".cache"
+    return base / "jetflow" / "kernels"
+
+
+def find_nvcc() -> Path | None:
+    """The compiler on the PATH, or the one where CUDA is usually installed."""
+    found = shutil.which("nvcc")
+    if found is not None:
+        return Path(found)
+    return _USUAL_PLACE if _USUAL_PLACE.is_file() else None
+
+
+def missing() -> str | None:
+    """What a build needs and is not here; None where there is a compiler or a finished build."""
+    folder = cache_folder()
+    if find_nvcc() is not None or _finished(folder) is not None:
+        return None
+    return (
+        f"nvcc (CUDA 12.3 or newer) is neither on the PATH nor at {_USUAL_PLACE}, and {folder} "
+        "holds no build of these sources"
+    )
+
+
+@lru_cache
+def cubin() -> bytes:
+    """The machine code of all variants, compiled now where no build is kept.
+
+    Raises:
+        BuildError: there is no compiler, or it failed; the message says what it said.
+    """
+    return build(cache_folder()).read_bytes()
+
+
+def build(folder: Path) -> Path:
+    """The file of machine code in ``folder``; beside it, ``.txt`` holds what ptxas reported.
+
+    Raises:
+        BuildError: there is no compiler, or it failed; the message says what it said.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        finished = _finished(folder)
+        if finished is None:
+            raise BuildError(f"tree attention for sm_90a cannot be built: {missing()}")
+        return finished
+    version = _run([str(nvcc), "--version"])
+    made = folder / f"{_source_key()}-{hashlib.sha256(version.encode()).hexdigest()[:8]}.cubin"
+    if not made.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile(nvcc, made)
+    return made
+
+
+def _compile(nvcc: Path, made: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        new = Path(scratch) / made.name
+        report = new.with_suffix(".txt")
+        text = _run([str(nvcc), *FLAGS, "-o", str(new), str(_SOURCES / SOURCE)])
+        report.write_text(text, encoding="utf-8")
+        # The code last: where it is, its report is too.
+        os.replace(report, made.with_suffix(".txt"))
+        os.replace(new, made)
+
+
+def _run(command: list[str]) -> str:
+    """What a command prints."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{command[0]} could not be started: {error}") from error
+    told = done.stdout + done.stderr
+    if done.returncode:
+        raise BuildError(
+            f"{' '.join(command)} failed with status {done.returncode}: {told[-4000:]}"
+        )
+    return told
+
+
+def _finished(folder: Path) -> Path | None:
+    """A build of these sources by whatever compiler."""
+    return next(iter(sorted(folder.glob(f"{_source_key()}-*.cubin"))), None)
+
+
+@lru_cache
+def _source_key() -> str:
+    key = hashlib.sha256(" ".join(FLAGS).encode())
+    for file in sorted(_SOURCES.glob("*.cu*")):
+        key.update(file.name.encode() + b"\0" + file.read_bytes())
+    return key.hexdigest()[:16]

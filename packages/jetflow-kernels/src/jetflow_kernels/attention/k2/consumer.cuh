@@ -1,0 +1,231 @@
+// A consumer warpgroup: 64 packed rows of a work item against all tiles of its piece.
+//
+// Scores of a tile are multiplied while the softmax of the tile before is still being applied to
+// its values, so the tensor cores have work while exponentials are taken.
+#pragma once
+#include "producer.cuh"
+#include "softmax.cuh"
+
+template <class Element, class S>
+struct Consumer {
+  static constexpr int SCORES = S::COLUMNS / 2;  // registers of a thread
+  static constexpr int SUMS = S::DIM / 2;
+
+  const Params& p;
+  const Storage<S> shared;
+  const int group;   // which warpgroup
+  const int thread;  // of the warpgroup
+  Ring<S> keys;
+  Ring<S> values;
+
+  INLINE Consumer(const Params& params, Storage<S> storage)
+      : p(params), shared(storage), group(threadIdx.x / 128 - 1), thread(threadIdx.x % 128) {}
+
+  // Packed row of the item that lies in row ``row`` of this warpgroup.
+  INLINE int packed(const Item& item, int row) const {
+    return item.tile * S::ROWS + group * 64 + row;
+  }
+
+  // Brings the queries; rows past the tree's last are 0.
+  INLINE void load_queries(const Item& item) const {
+    constexpr int SIXTEENTHS = S::DIM / 8;
+    constexpr int STEPS = 64 * SIXTEENTHS / 128;
+    const int across = thread % SIXTEENTHS;
+    uint4 loaded[STEPS];
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) {
+      const int place = packed(item, thread / SIXTEENTHS + i * (128 / SIXTEENTHS));
+      const int node = place / p.group;
+      const int head = item.head * p.group + place % p.group;
+      loaded[i] = make_uint4(0, 0, 0, 0);
+      if (node < item.count) {
+        const char* at = static_cast<const char*>(p.q) +
+                         2 * ((item.first + node) * p.q_row + head * p.q_head + across * 8);
+        loaded[i] = __ldg(reinterpret_cast<const uint4*>(at));
+      }
+    }
+    // All warps are done with the queries of the item before.
+    group_sync(group);
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) {
+      const int row = thread / SIXTEENTHS + i * (128 / SIXTEENTHS);
+      uint4 value = loaded[i];
+      value.x = value.x & p.q_keep ^ p.q_flip;
+      value.y = value.y & p.q_keep ^ p.q_flip;
+      value.z = value.z & p.q_keep ^ p.q_flip;
+      value.w = value.w & p.q_keep ^ p.q_flip;
+      store_shared(
+          shared.q(group) + across / 8 * S::Q_HALF_BYTES + swizzled(row, across % 8), value);
+    }
+    publish_shared();
+    group_sync(group);
+  }
+
+  INLINE void start_scores(float (&scores)[SCORES]) const {
+    const uint64_t left = matrix(shared.q(group), 16);
+    const uint64_t right = matrix(shared.keys(keys.stage), 16);
+    mma_fence();
+#pragma unroll
+    for (int step = 0; step < S::DIM / 16; ++step) {
+      // 16 values are 32 bytes of a row; addresses in a matrix count sixteens of bytes.
+      const int half = step / 4, within = step % 4 * 32;
+      mma_shared(Element(), scores, left + (half * S::Q_HALF_BYTES + within) / 16,
+                 right + (half * S::HALF_BYTES + within) / 16, step != 0);
+    }
+    mma_commit();
+  }
+
+  INLINE void start_sums(float (&sums)[SUMS], const uint32_t (&weights)[SCORES / 2]) const {
+    const uint64_t right = matrix(shared.values(values.stage), S::HALF_BYTES);
+    mma_fence();
+#pragma unroll
+    for (int step = 0; step < S::COLUMNS / 16; ++step) {
+      // 16 rows of 128 bytes.
+      mma_registers(Element(), sums, weights + 4 * step, right + step * 2048 / 16);
+    }
+    mma_commit();
+  }
+
+  INLINE void release(uint32_t barrier) const {
+    __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(barrier);
+  }
+
+  INLINE void release_keys() {
+    release(shared.keys_empty(keys.stage));
+    keys.advance();
+  }
+
+  INLINE void release_values() {
+    release(shared.values_empty(values.stage));
+    values.advance();
+  }
+
+  INLINE void attend(const Item& item, Rows& rows, float (&sums)[SUMS]) {
+    const int seen_by_all = item.end < item.prefix ? item.end : item.prefix;
+    const int unmasked_end = seen_by_all - S::COLUMNS;
+    float scores[SCORES], shrink[2];
+    uint32_t weights[SCORES / 2];
+
+    barrier_wait(shared.keys_full(keys.stage), keys.parity);
+    start_scores(scores);
+    mma_wait<0>();
+    hold(scores);
+    release_keys();
+    if (item.begin > unmasked_end) mask_scores(p, item, rows, item.begin, scores);
+    fold_scores(p.factor, rows, scores, shrink);
+    pack_weights<Element>(scores, weights);
+
+    for (int start = item.begin + S::COLUMNS; start < item.end; start += S::COLUMNS) {
+      barrier_wait(shared.keys_full(keys.stage), keys.parity);
+      hold(scores);
+      hold(sums);
+      hold(weights);
+      start_scores(scores);
+      barrier_wait(shared.values_full(values.stage), values.parity);
+      start_sums(sums, weights);
+      mma_wait<1>();
+      hold(scores);
+      release_keys();
+      if (start > unmasked_end) mask_scores(p, item, rows, start, scores);
+      fold_scores(p.factor, rows, scores, shrink);
+      mma_wait<0>();
+      hold(sums);
+      hold(weights);
+      release_values();
+      shrink_sums(sums, shrink);
+      pack_weights<Element>(scores, weights);
+    }
+
+    barrier_wait(shared.values_full(values.stage), values.parity);
+    hold(sums);
+    hold(weights);
+    start_sums(sums, weights);
+    mma_wait<0>();
+    hold(sums);
+    hold(weights);
+    release_values();
+  }
+
+  INLINE void store(const Item& item, Rows& rows, float (&sums)[SUMS]) const {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 1);
+      rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 2);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int place = packed(item, thread / 32 * 16 + thread % 32 / 4 + 8 * row);
+      const int node = place / p.group;
+      const int head = item.head * p.group + place % p.group;
+      const float total = rows.total[row];
+      if (node >= item.count) continue;
+      const bool empty = total == 0.0f;
+      const float share = empty ? 1.0f : 1.0f / total;
+      const float log2_sum = empty ? -INFINITY : rows.peak[row] + log2_fast(total);
+      const int column = thread % 4 * 2;
+      if (item.split) {
+        const int64_t at = int64_t(item.place + node) * p.heads + head;
+        float2* to = reinterpret_cast<float2*>(p.partial + at * S::DIM + column);
+#pragma unroll
+        for (int eight = 0; eight < S::DIM / 8; ++eight) {
+          const int i = 4 * eight + 2 * row;
+          to[4 * eight] = make_float2(sums[i] * share, sums[i + 1] * share);
+        }
+        if (thread % 4 == 0) p.partial_lse[at] = log2_sum;
+      } else {
+        const int64_t at = (item.first + node) * p.out_row + head * p.out_head + column;
+        uint32_t* to = reinterpret_cast<uint32_t*>(static_cast<char*>(p.out) + 2 * at);
+#pragma unroll
+        for (int eight = 0; eight < S::DIM / 8; ++eight) {
+          const int i = 4 * eight + 2 * row;
+          to[4 * eight] = Element::pack(sums[i] * share, sums[i + 1] * share);
+        }
+        if (p.lse != nullptr && thread % 4 == 0) {
+          constexpr float LN_2 = 0.6931471805599453f;
+          p.lse[(item.first + node) * p.lse_row + head * p.lse_head] = log2_sum * LN_2;
+        }
+      }
+    }
+  }
+
+  INLINE void run() {
+    Cursor cursor;
+    Item item;
+    for (int number = blockIdx.x; find_item<S>(p, cursor, number, item); number += gridDim.x) {
+      load_queries(item);
+      Rows rows;
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const int node = packed(item, thread / 32 * 16 + thread % 32 / 4 + 8 * row) / p.group;
+        rows.words[row] =
+            node < item.count ? p.ancestors + (item.first + node) * p.words_row : nullptr;
+        rows.peak[row] = -INFINITY;
+        rows.total[row] = 0.0f;
+      }
+      float sums[SUMS];
+#pragma unroll
+      for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
+      attend(item, rows, sums);
+      store(item, rows, sums);
+    }
+    store_padding();
+  }
+
+  // Rows behind the last request: zeros that see nothing.
+  INLINE void store_padding() const {
+    const int used = __ldg(p.cu_nodes + p.requests * p.cu_stride);
+    constexpr int PAIRS = S::DIM / 2;
+    for (int row = used + blockIdx.x; row < p.rows; row += gridDim.x) {
+      for (int i = threadIdx.x - 128; i < p.heads * PAIRS; i += 128 * S::CONSUMERS) {
+        const int64_t at = row * p.out_row + i / PAIRS * p.out_head + i % PAIRS * 2;
+        *reinterpret_cast<uint32_t*>(static_cast<char*>(p.out) + 2 * at) = 0;
+      }
+      if (p.lse != nullptr) {
+        for (int head = threadIdx.x - 128; head < p.heads; head += 128 * S::CONSUMERS) {
+          p.lse[row * p.lse_row + head * p.lse_head] = -INFINITY;
+        }
+      }
+    }
+  }
+};

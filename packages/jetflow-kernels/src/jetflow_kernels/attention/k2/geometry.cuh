@@ -1,0 +1,81 @@
+// Sizes and index arithmetic of the sm_90a kernel. Plain C++, so that the tests run it on the CPU.
+#pragma once
+#include <stdint.h>
+
+// A kernel for one type, head dim and number of packed rows of a tile.
+template <int DIM_, int ROWS_>
+struct Shape {
+  static constexpr int DIM = DIM_;
+  static constexpr int ROWS = ROWS_;
+  // 64 columns for small trees: two programs share a multiprocessor and hide each other's waits.
+  static constexpr int COLUMNS = ROWS == 64 ? 64 : 128;
+  static constexpr int PROGRAMS = ROWS == 64 ? 2 : 1;
+  static constexpr int STAGES = DIM == 64 ? 4 : 3;
+  static constexpr int CONSUMERS = ROWS / 64;
+  static constexpr int THREADS = 128 * (1 + CONSUMERS);
+  // Rows in shared memory are swizzled over 128 bytes, so a tile is kept in halves of 64 values.
+  static constexpr int HALVES = DIM / 64;
+  static constexpr int HALF_BYTES = COLUMNS * 128;
+  static constexpr int TILE_BYTES = HALVES * HALF_BYTES;
+  static constexpr int Q_HALF_BYTES = 64 * 128;
+  static constexpr int Q_GROUP_BYTES = HALVES * Q_HALF_BYTES;
+  static constexpr int Q_BYTES = CONSUMERS * Q_GROUP_BYTES;
+  static constexpr int BARRIERS = 4 * STAGES;
+  static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGES * TILE_BYTES + 8 * BARRIERS;
+  // Registers of a thread after the warpgroups have traded; 512 / PROGRAMS for 128 threads each.
+  static constexpr int PRODUCER_REGISTERS = 56;
+  static constexpr int CONSUMER_REGISTERS = ROWS == 64 ? 200 : 224;
+  static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 512 / PROGRAMS, "");
+};
+
+// plan.chunk_length.
+__device__ __forceinline__ int chunk_length(int prefix, int rows, int heads) {
+  int below = rows > 1 ? rows - 1 : 0;
+  below |= below >> 1;
+  below |= below >> 2;
+  below |= below >> 4;
+  below |= below >> 8;
+  int bucket = below + 1;
+  int most = PLAN_SPLIT_WORK / (bucket * heads);
+  most = most < 1 ? 1 : most > PLAN_MAX_SPLITS ? PLAN_MAX_SPLITS : most;
+  int even = (prefix + bucket + most - 1) / most;
+  even = (even + 63) / 64 * 64;
+  return even < PLAN_MIN_CHUNK ? PLAN_MIN_CHUNK : even;
+}
+
+// Where 16 bytes of a row are in a half tile: what the copy engine's 128-byte swizzle does to rows
+// of 128 bytes that start at a multiple of 1024.
+__device__ __forceinline__ int swizzled(int row, int sixteenth) {
+  return row * 128 + ((sixteenth ^ (row & 7)) << 4);
+}
+
+// Box ``index`` of a tile: its half and its first row; halves are innermost.
+__device__ __forceinline__ int box_half(int index, int halves) { return index % halves; }
+__device__ __forceinline__ int box_row(int index, int halves, int height) {
+  return index / halves * height;
+}
+
+// The ancestor word that holds the first of 64 columns from position ``start`` on. Words before 0
+// stand for the prefix: all ones.
+__device__ __forceinline__ int word_of(int start, int prefix) { return (start - prefix) >> 6; }
+
+// Which of the 64 columns from position ``start`` on a row sees, given the word of the first
+// column and the next one. Positions from ``end`` on are not there.
+__device__ __forceinline__ uint64_t visible(
+    int start, int end, int prefix, uint64_t low, uint64_t high) {
+  int shift = (start - prefix) & 63;
+  // A shift by 64 is not defined, so the upper word goes in two steps.
+  uint64_t bits = (low >> shift) | ((high << 1) << (63 - shift));
+  int left = end - start;
+  if (left <= 0) return 0;
+  return left < 64 ? bits & ((1ull << left) - 1) : bits;
+}
+
+// A matrix of 128-byte rows in shared memory with the 128-byte swizzle: groups of 8 rows follow
+// each other. ``half_bytes`` is how far the next 64 values of a row are, where one multiplication
+// takes both halves as its columns.
+__device__ __forceinline__ uint64_t matrix(uint32_t address, int half_bytes) {
+  constexpr uint64_t SWIZZLE_128 = 1ull << 62;
+  constexpr uint64_t EIGHT_ROWS = (1024ull >> 4) << 32;
+  return SWIZZLE_128 | EIGHT_ROWS | (uint64_t(half_bytes) >> 4) << 16 | (address & 0x3FFFF) >> 4;
+}

@@ -1,0 +1,168 @@
+"""Starts the sm_90a kernel of tree attention on checked tensors; waits for nothing.
+
+Rows in several pieces are put together by the Triton version's merge. Importing this file imports
+Triton.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from jetflow_kernels.arguments import TreeAttentionArguments
+from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.k2 import build, driver
+from jetflow_kernels.attention.k2.configurations import STEP, TYPES, Configuration
+from jetflow_kernels.attention.launch import merge_pieces, pieces_room
+
+_LOG2_E = 1.0 / math.log(2.0)
+_BYTES = 2
+_SIGNS = 0x80008000
+"""The signs of two values in one register."""
+_POINTERS = (
+    "q", "v_pool", "page_table", "cu_nodes", "prefix_len", "ancestors",
+    "out", "lse", "partial", "partial_lse",
+)  # fmt: skip
+_STRIDES = (
+    "q_row", "q_head", "v_page", "v_slot", "v_head", "table_request", "table_entry",
+    "cu_stride", "prefix_stride", "words_row", "words_word",
+    "out_row", "out_head", "lse_row", "lse_head",
+)  # fmt: skip
+_NUMBERS = ("rows", "requests", "heads", "group", "page", "box", "words")
+
+
+class Params(ctypes.Structure):
+    """``Params`` of ``params.cuh``."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _STRIDES),
+        *((name, ctypes.c_int32) for name in _NUMBERS),
+        ("q_keep", ctypes.c_uint32),
+        ("q_flip", ctypes.c_uint32),
+        ("factor", ctypes.c_float),
+    ]
+
+
+def launch(
+    arguments: TreeAttentionArguments,
+    *,
+    out: Tensor,
+    lse: Tensor | None,
+    scale: float,
+    tiles: plan.Tiles | None = None,
+    programs: int | None = None,
+) -> None:
+    """Computes ``out`` and ``lse`` on the current stream; can be captured in a CUDA graph.
+
+    The first call in a process loads the kernel, and the first on a machine builds it; neither can
+    be captured.
+
+    Args:
+        arguments: checked by ``check_layout`` and ``check_kernel_limits``, and such that
+            ``supports`` and ``unavailable`` have nothing against them.
+        out: [T, Hq, D], every row is written.
+        lse: [T, Hq] float32, or None.
+        scale: factor of the scores.
+        tiles: their rows choose the kernel; None: ``tiles_for`` the shapes.
+        programs: how many programs share the work; None: as many as the device holds. Changes
+            no bits.
+
+    Raises:
+        BuildError: the kernel could not be built.
+        DriverError: the CUDA driver refused.
+    """
+    q, pool = arguments.q, arguments.k_pool
+    rows, heads, dim = q.shape
+    if rows == 0:
+        return
+    requests, group = arguments.prefix_len.shape[0], heads // pool.shape[2]
+    tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
+    variant = Configuration(dtype=q.dtype, dim=dim, rows=tiles.rows)
+    device = q.get_device()
+    programs = programs or _multiprocessors(device) * variant.programs
+    partial, partial_lse = pieces_room(arguments)
+    box = box_rows(pool.shape[1])
+    parameters = _params(arguments, out, lse, partial, partial_lse, box)
+    _set_scale(parameters, scale)
+    with torch.cuda.device(device):
+        driver.use_device(device)
+        kernel = driver.load(build.cubin(), variant.name, variant.shared_bytes, device)
+        kernel.launch(
+            programs,
+            variant.threads,
+            torch.cuda.current_stream(device).cuda_stream,
+            (parameters, _map(pool, box), _map(arguments.v_pool, box)),
+        )
+        merge_pieces(arguments, out, lse, partial, partial_lse, programs)
+
+
+def box_rows(page: int) -> int:
+    """Rows of one bulk copy: the most that lie within one page wherever a tile begins."""
+    return math.gcd(page, STEP)
+
+
+def _params(
+    arguments: TreeAttentionArguments,
+    out: Tensor,
+    lse: Tensor | None,
+    partial: Tensor,
+    partial_lse: Tensor,
+    box: int,
+) -> Params:
+    q, v_pool = arguments.q, arguments.v_pool
+    tensors = (
+        *(q, v_pool, arguments.page_table, arguments.cu_nodes, arguments.prefix_len),
+        *(arguments.ancestors, out, lse, partial, partial_lse),
+    )
+    strides = (
+        *q.stride()[:2],
+        *v_pool.stride()[:3],
+        *arguments.page_table.stride(),
+        *arguments.cu_nodes.stride(),
+        *arguments.prefix_len.stride(),
+        *arguments.ancestors.stride(),
+        *out.stride()[:2],
+        *((0, 0) if lse is None else lse.stride()),
+    )
+    rows, heads = q.shape[:2]
+    page, kv_heads = v_pool.shape[1:3]
+    words = arguments.ancestors.shape[1]
+    requests = arguments.prefix_len.shape[0]
+    return Params(
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        *strides,
+        *(rows, requests, heads, heads // kv_heads, page, box, words),
+    )
+
+
+def _set_scale(parameters: Params, scale: float) -> None:
+    """Keeps the factor of the scores positive: its sign and a factor of 0 go into the queries."""
+    # As a float32, in which a small scale may be 0.
+    factor = struct.unpack("f", struct.pack("f", abs(scale) * _LOG2_E))[0]
+    parameters.q_keep = 0 if factor == 0 else 0xFFFFFFFF
+    parameters.q_flip = _SIGNS if scale < 0 and factor != 0 else 0
+    parameters.factor = factor or 1.0
+
+
+def _map(pool: Tensor, box: int) -> ctypes.Array[ctypes.c_char]:
+    """A pool for the copy engine: values, rows of a page, heads, pages."""
+    pages, page, heads, dim = pool.shape
+    by_page, by_slot, by_head, _ = pool.stride()
+    sizes = (dim, page, heads, pages)
+    # An axis of one element may have any stride, also one that the driver refuses.
+    strides = tuple(
+        stride * _BYTES if size > 1 else dim * _BYTES
+        for size, stride in zip(sizes[1:], (by_slot, by_head, by_page), strict=True)
+    )
+    return driver.tensor_map(pool.data_ptr(), TYPES[pool.dtype], sizes, strides, (STEP, box, 1, 1))
+
+
+@lru_cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,73 @@
+"""What the sm_90a kernel takes, and where it can run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from jetflow_kernels.arguments import TreeAttentionArguments
+from jetflow_kernels.attention.k2 import build
+from jetflow_kernels.attention.k2.configurations import HEAD_DIMS, TYPES
+
+CAPABILITY = (9, 0)
+PAGE_STEP = 8
+"""A page has a multiple of so many rows: those of one swizzle atom."""
+_BYTES = 16
+_LAST_STRIDE = 1 << 40
+"""Strides of a tensor map are below so many bytes."""
+
+
+def supports(arguments: TreeAttentionArguments, *, out: Tensor | None = None) -> str | None:
+    """Why the sm_90a kernel does not take these tensors, or None where it does.
+
+    Looks at shapes, types, strides and addresses only.
+
+    Args:
+        arguments: as checked by ``check_layout`` and ``check_kernel_limits``.
+        out: the tensor to write, where it exists already.
+    """
+    q, pool = arguments.q, arguments.k_pool
+    if q.dtype not in TYPES:
+        return f"q is {q.dtype}; it takes float16 and bfloat16"
+    if q.shape[2] not in HEAD_DIMS:
+        return f"the head dim is {q.shape[2]}; it takes {' and '.join(map(str, HEAD_DIMS))}"
+    if pool.shape[1] % PAGE_STEP:
+        return f"a page has {pool.shape[1]} rows; it takes multiples of {PAGE_STEP}"
+    if pool.shape[0] == 0:
+        return "the pools have no pages"
+    tensors = {"q": q, "k_pool": pool, "v_pool": arguments.v_pool}
+    if out is not None:
+        tensors["out"] = out
+    return next(filter(None, (_unaligned(name, tensor) for name, tensor in tensors.items())), None)
+
+
+def _unaligned(name: str, tensor: Tensor) -> str | None:
+    """Why 16 bytes at a time cannot be copied from or to a tensor."""
+    if tensor.stride(-1) != 1:
+        return f"{name} has a last stride of {tensor.stride(-1)}; it takes 1"
+    if tensor.data_ptr() % _BYTES:
+        return f"{name} begins at an address that {_BYTES} bytes do not divide"
+    for axis, (size, stride) in enumerate(
+        zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    ):
+        reach = stride * tensor.element_size()
+        if size > 1 and not (0 < reach < _LAST_STRIDE and reach % _BYTES == 0):
+            return f"{name} has a stride of {reach} bytes on axis {axis}; {_BYTES} must divide it"
+    return None
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Why the sm_90a kernel cannot run on a device, or None where it can."""
+    if device.type != "cuda":
+        return f"tensors are on {device}; it runs on CUDA devices"
+    capability = _capability(device.index or 0)
+    if capability != CAPABILITY:
+        return "the device has capability {}.{}; it runs on 9.0".format(*capability)
+    return build.missing()
+
+
+@lru_cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)

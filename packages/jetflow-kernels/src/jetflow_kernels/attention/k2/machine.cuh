@@ -1,0 +1,114 @@
+// The instructions of sm_90a that C++ has no words for: barriers, copies, registers.
+#pragma once
+#include <stdint.h>
+
+#include "params.cuh"
+
+#define INLINE __device__ __forceinline__
+
+INLINE uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+INLINE void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers known to the copy engine.
+INLINE void barrier_init_done() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+INLINE void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Bytes that copies will bring before the phase can end; is no arrival itself.
+INLINE void barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+INLINE bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+
+// A wait of seconds can only be a fault: an error then, instead of a device that hangs.
+constexpr long long LONGEST_WAIT = 20'000'000'000;  // clock cycles
+
+INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  if (!barrier_passed(barrier, parity)) {
+    const long long begun = clock64();
+    while (!barrier_passed(barrier, parity)) {
+      if (clock64() - begun > LONGEST_WAIT) __trap();
+    }
+  }
+  // What follows is done by whole warps, whichever lane saw the barrier pass first.
+  __syncwarp();
+}
+
+// All 128 threads of consumer warpgroup ``group``; barrier 0 belongs to __syncthreads.
+INLINE void group_sync(int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+
+// Ordinary writes to shared memory of this thread become visible to tensor cores and copies.
+INLINE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One box of 64 values x rows of a pool; what lies outside of a dimension is filled with zeros.
+INLINE void copy_box(
+    uint32_t to, const TensorMap* map, uint32_t barrier, int value, int slot, int head, int page) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(value), "r"(slot), "r"(head), "r"(page)
+      : "memory");
+}
+
+INLINE void prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// 16 bytes, or 16 zeros without reading.
+INLINE void copy_16(uint32_t to, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(real ? 16 : 0)
+               : "memory");
+}
+
+INLINE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+INLINE void store_shared(uint32_t to, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+template <int COUNT>
+INLINE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+INLINE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+INLINE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+INLINE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}

@@ -1,0 +1,127 @@
+// The producer warpgroup: brings the tiles of keys and values of every work item, in order.
+//
+// Tiles start at multiples of 64 positions from the beginning of a request, and stay so behind the
+// prefix: the tree needs no tiles of its own, since the words of its mask can be shifted to any
+// column (geometry.cuh). So every box of 8 to 64 rows lies within one page, where the copy engine
+// brings it to a whole number of swizzle atoms; boxes past the end are taken from outside of the
+// page, which the engine fills with zeros. What is left is the box in which a piece ends. Its keys
+// past the end are masked, whatever they are. Its values would be multiplied by 0, and 0 * NaN is
+// NaN, so this one box of values is brought by ordinary copies, with zeros past the end.
+//
+// Each of the four warps brings every fourth box of a tile and arrives once at the tile's barrier.
+#pragma once
+#include "worklist.cuh"
+
+// Where everything is in shared memory.
+template <class S>
+struct Storage {
+  uint32_t base;
+  INLINE uint32_t q(int group) const { return base + group * S::Q_GROUP_BYTES; }
+  INLINE uint32_t keys(int stage) const { return base + S::Q_BYTES + stage * S::TILE_BYTES; }
+  INLINE uint32_t values(int stage) const { return keys(S::STAGES + stage); }
+  INLINE uint32_t barrier(int index) const { return keys(2 * S::STAGES) + 8 * index; }
+  INLINE uint32_t keys_full(int stage) const { return barrier(stage); }
+  INLINE uint32_t keys_empty(int stage) const { return barrier(S::STAGES + stage); }
+  INLINE uint32_t values_full(int stage) const { return barrier(2 * S::STAGES + stage); }
+  INLINE uint32_t values_empty(int stage) const { return barrier(3 * S::STAGES + stage); }
+};
+
+// A place in the ring of tiles, and the parity of the phase that its barriers are in.
+template <class S>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  INLINE void advance() {
+    if (++stage == S::STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// What one lane brings of a tile.
+struct Box {
+  bool mine;
+  int value, slot, page;  // coordinates in the pool
+  int first;              // position of its first row
+  int to;                 // bytes from the beginning of the tile
+};
+
+template <class S>
+INLINE Box box_of(const Params& p, const int32_t* table, int start, int end) {
+  const int index = threadIdx.x / 32 + 4 * (threadIdx.x % 32);
+  const int half = box_half(index, S::HALVES);
+  const int row = box_row(index, S::HALVES, p.box);
+  Box box;
+  box.mine = row < S::COLUMNS;
+  box.value = 64 * half;
+  box.first = start + row;
+  box.to = half * S::HALF_BYTES + row * 128;
+  box.page = 0;
+  box.slot = p.page;  // outside of every page: zeros
+  if (box.mine && box.first < end) {
+    box.page = __ldg(table + box.first / p.page * p.table_entry);
+    box.slot = box.first % p.page;
+  }
+  return box;
+}
+
+// Starts the copies of this warp's boxes; the lane's own where ``wanted``.
+INLINE void copy_boxes(
+    const Params& p, const TensorMap* map, const Box& box, bool wanted, uint32_t tile,
+    uint32_t full, int head) {
+  const unsigned lanes = __ballot_sync(0xffffffff, wanted);
+  if (threadIdx.x % 32 == 0) barrier_expect(full, __popc(lanes) * p.box * 128);
+  __syncwarp();
+  if (wanted) copy_box(tile + box.to, map, full, box.value, box.slot, head, box.page);
+}
+
+// The box of values in which the piece ends, by all threads; zeros past the end.
+template <class S>
+INLINE void copy_last_values(
+    const Params& p, const Item& item, const int32_t* table, int first, int row, uint32_t tile) {
+  constexpr int SIXTEENTHS = S::DIM / 8;
+  const int64_t page = __ldg(table + first / p.page * p.table_entry);
+  const char* from = static_cast<const char*>(p.v_pool) +
+                     2 * (page * p.v_page + first % p.page * p.v_slot + item.head * p.v_head);
+  for (int i = threadIdx.x; i < p.box * SIXTEENTHS; i += 128) {
+    const int down = i / SIXTEENTHS;
+    const int across = i % SIXTEENTHS;
+    const bool real = first + down < item.end;
+    const char* at = from + (real ? 2 * (down * p.v_slot + across * 8) : 0);
+    copy_16(tile + across / 8 * S::HALF_BYTES + swizzled(row + down, across % 8), at, real);
+  }
+  copies_done();
+  publish_shared();
+}
+
+template <class S>
+INLINE void produce(
+    const Params& p, const TensorMap* keys, const TensorMap* values, Storage<S> shared) {
+  const bool first_lane = threadIdx.x % 32 == 0;
+  Cursor cursor;
+  Item item;
+  Ring<S> ring;
+  for (int number = blockIdx.x; find_item<S>(p, cursor, number, item); number += gridDim.x) {
+    const int32_t* table = p.page_table + item.request * p.table_request;
+    const int ragged = item.end % p.box;
+    const int last_box = ragged != 0 ? item.end - ragged : -1;
+    for (int start = item.begin; start < item.end; start += S::COLUMNS, ring.advance()) {
+      const Box box = box_of<S>(p, table, start, item.end);
+      barrier_wait(shared.keys_empty(ring.stage), ring.parity ^ 1);
+      copy_boxes(p, keys, box, box.mine, shared.keys(ring.stage), shared.keys_full(ring.stage),
+                 item.head);
+      if (first_lane) barrier_arrive(shared.keys_full(ring.stage));
+
+      barrier_wait(shared.values_empty(ring.stage), ring.parity ^ 1);
+      copy_boxes(p, values, box, box.mine && box.first != last_box, shared.values(ring.stage),
+                 shared.values_full(ring.stage), item.head);
+      if (last_box >= start && last_box < start + S::COLUMNS) {
+        copy_last_values<S>(p, item, table, last_box, last_box - start,
+                            shared.values(ring.stage));
+        __syncwarp();
+      }
+      if (first_lane) barrier_arrive(shared.values_full(ring.stage));
+    }
+  }
+}

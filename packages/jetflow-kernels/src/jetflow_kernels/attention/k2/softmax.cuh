@@ -1,0 +1,88 @@
+// One tile of scores in the registers of a warpgroup: masked, folded into the running softmax, and
+// packed as the left side of the next multiplication.
+//
+// A thread holds two rows of a tile, 8 apart: of each 8 columns, two neighbours of both rows.
+#pragma once
+#include "wgmma.cuh"
+#include "worklist.cuh"
+
+// The two rows of a thread: their ancestor words, and where they belong.
+struct Rows {
+  const uint64_t* words[2];  // null past the last row of the tree
+  float peak[2];             // largest score so far, in powers of two
+  float total[2];            // this thread's share of the sum of weights
+};
+
+INLINE uint64_t word_at(const Params& p, const uint64_t* words, int index) {
+  if (words == nullptr || index >= p.words) return 0;
+  return index < 0 ? ~0ull : __ldg(words + index * p.words_word);
+}
+
+// Scores of columns that a row does not see become -inf.
+template <int COUNT>
+INLINE void mask_scores(
+    const Params& p, const Item& item, const Rows& rows, int start, float (&scores)[COUNT]) {
+  const int shift = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int sixty_four = 0; sixty_four < COUNT / 32; ++sixty_four) {
+    const int column = start + 64 * sixty_four;
+    const int index = word_of(column, item.prefix);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint64_t seen =
+          visible(column, item.end, item.prefix, word_at(p, rows.words[row], index),
+                  word_at(p, rows.words[row], index + 1)) >> shift;
+      const uint32_t part[2] = {uint32_t(seen), uint32_t(seen >> 32)};
+#pragma unroll
+      for (int eight = 0; eight < 8; ++eight) {
+#pragma unroll
+        for (int next = 0; next < 2; ++next) {
+          const int bit = 8 * (eight % 4) + next;
+          float& score = scores[32 * sixty_four + 4 * eight + 2 * row + next];
+          score = part[eight / 4] >> bit & 1 ? score : -INFINITY;
+        }
+      }
+    }
+  }
+}
+
+// Scores become weights; ``shrink`` is what all that was summed before must be multiplied by.
+template <int COUNT>
+INLINE void fold_scores(float factor, Rows& rows, float (&scores)[COUNT], float (&shrink)[2]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 2 * row; i < COUNT; i += 4) most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+    const float peak = fmaxf(rows.peak[row], most * factor);
+    // A row that has seen nothing yet: inf - inf would be NaN.
+    const float base = peak == -INFINITY ? 0.0f : peak;
+    shrink[row] = exp2_fast(rows.peak[row] - base);
+    rows.peak[row] = peak;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 2 * row; i < COUNT; i += 4) {
+      scores[i] = exp2_fast(fmaf(scores[i], factor, -base));
+      scores[i + 1] = exp2_fast(fmaf(scores[i + 1], factor, -base));
+      sum += scores[i] + scores[i + 1];
+    }
+    rows.total[row] = fmaf(rows.total[row], shrink[row], sum);
+  }
+}
+
+template <int COUNT>
+INLINE void shrink_sums(float (&sums)[COUNT], const float (&shrink)[2]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) sums[i] *= shrink[i / 2 % 2];
+}
+
+// Sums of 16 x 8 columns become inputs of 16 columns: both lay rows and columns out alike.
+template <class Element, int COUNT>
+INLINE void pack_weights(const float (&weights)[COUNT], uint32_t (&packed)[COUNT / 2]) {
+#pragma unroll
+  for (int i = 0; i < COUNT / 2; ++i) {
+    packed[i] = Element::pack(weights[2 * i], weights[2 * i + 1]);
+  }
+}
