@@ -26,8 +26,13 @@ def _run(*options: str) -> None:
     assert " passed" in done.stdout
 
 
+def test_rows_in_short() -> None:
+    _run("-k", "test_a_few", str(CHECKS / "rows.py"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_all_checks() -> None:
     # In one process: each would import torch and Triton anew.
-    _run("-m", "slow or not slow", *(str(CHECKS / name) for name in ("values.py", "isolation.py")))
+    files = (str(CHECKS / name) for name in ("values.py", "isolation.py", "rows.py"))
+    _run("-m", "slow or not slow", *files)
