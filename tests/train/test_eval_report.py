@@ -337,7 +337,8 @@ def test_a_runs_own_figures_are_pooled(models: Path) -> None:
     sets = {"one": [np.arange(1, 9)], "two": [np.arange(5, 20), np.arange(30, 33)]}
     told: list[str] = []
     results = evaluate_sets(target, head, sets, told.append)
-    assert [len(told), told[0].startswith("one path: chain ")] == [6, True]
+    assert told[0] == "the target's answers are decoded with masked attention on cpu"
+    assert [len(told), told[1].startswith("one path: chain ")] == [7, True]
     for name, prompts in sets.items():
         assert results[name]["prompts"] == len(prompts)
         for kind in ("path", "marginal"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jetflow_core.offline import Answer
+from jetflow_core.offline import Answer, MaskedAttention, RowBackend
 from jetflow_train import regenerate as regeneration
 from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
 from jetflow_train.draws import ANSWER_TOKENS, generator
@@ -61,6 +61,30 @@ def test_greedy_answers_are_those_of_transformers(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=24, do_sample=False
         )
         assert found[i].tokens.tolist() == plain[0, len(prompt) :].tolist()
+
+
+def test_the_attention_that_decodes_is_told_and_can_be_given(
+    tiny_model: Callable[..., Any], tmp_path: Path
+) -> None:
+    _, target = make_target(tiny_model, "llama")
+    config, told, calls = RegenerateConfig(rows=4, max_new_tokens=4), [], []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        calls.append(len(arguments))
+        return MaskedAttention()(*arguments)
+
+    for folder, backend in (("a", None), ("b", RowBackend("counted", counted))):
+        regenerate(
+            target, make_prompts(4), tmp_path / folder, config, backend=backend, report=told.append
+        )
+    lines = [line for line in told if "attention" in line]
+    assert lines == [
+        f"the target's answers are decoded with {name} attention on cpu"
+        for name in ("masked", "counted")
+    ]
+    assert set(calls) == {5}
+    found = [read_manifest(tmp_path / folder) for folder in ("a", "b")]
+    assert found[0] == found[1]
 
 
 def test_loops_are_cut_from_greedy_answers_that_did_not_end() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jetflow_core.offline import Answer, Job, MaskedAttention, RowDecoder
+from jetflow_core.offline import Answer, Job, RowBackend, RowDecoder, row_attention_for
 from jetflow_core.reports.loops import looping_tail
 from numpy.typing import NDArray
 
@@ -36,12 +36,32 @@ class AnswerSettings:
     compiled: bool = False
 
 
+def told_backend(
+    target: FrozenTarget, report: Callable[[str], None], backend: RowBackend | None = None
+) -> RowBackend:
+    """The attention that decodes the target's rows, told in a line of progress.
+
+    Args:
+        target: the model that answers.
+        report: takes the line.
+        backend: one chosen by the caller; None: the one installed for the target's device.
+
+    Raises:
+        RuntimeError: the installed one cannot be loaded.
+    """
+    backend = backend or row_attention_for(target.device)
+    report(f"the target's answers are decoded with {backend.name} attention on {target.device}")
+    return backend
+
+
 def answers(
     target: FrozenTarget,
     prompts: Prompts,
     questions: Iterable[tuple[int, Question]],
     settings: AnswerSettings,
     longest_prompt: int,
+    *,
+    backend: RowBackend | None = None,
 ) -> Iterator[Answer]:
     """Answers as they get done; each depends on seed, number and question alone.
 
@@ -51,10 +71,15 @@ def answers(
         questions: numbered, taken as rows become free.
         settings: length, rows and seed.
         longest_prompt: of those asked about, in tokens.
+        backend: attention of a decoding step; None: the one installed for the target's device.
+
+    Raises:
+        RuntimeError: the installed one cannot be loaded.
     """
+    backend = backend or row_attention_for(target.device)
     decoder = RowDecoder(
         TargetStack(target, compiled=settings.compiled),
-        MaskedAttention(),
+        backend.attend,
         rows=settings.rows,
         capacity=longest_prompt + settings.max_new_tokens,
         max_new_tokens=settings.max_new_tokens,

@@ -13,9 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jetflow_core.offline import Answer
+from jetflow_core.offline import Answer, RowBackend
 
-from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
+from jetflow_train.answering import (
+    AnswerSettings,
+    Question,
+    answers,
+    as_corpus,
+    told_backend,
+)
 from jetflow_train.draws import QUESTION_ORDER, generator
 from jetflow_train.pace import clock, time_left
 from jetflow_train.prompts import PromptSet
@@ -81,6 +87,7 @@ def regenerate(
     *,
     max_seconds: float | None = None,
     compiled: bool = False,
+    backend: RowBackend | None = None,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Answer prompts into shards under ``out``; a folder that is partly there is completed.
@@ -92,7 +99,8 @@ def regenerate(
         config: how it answers.
         max_seconds: start no further shard after this time; None: answer everything.
         compiled: compile the decode step's layers (a GPU).
-        report: receives a line of progress after each shard.
+        backend: attention of a decoding step; None: the one installed for the target's device.
+        report: receives a line of progress at the beginning and after each shard.
 
     Returns:
         The manifest.
@@ -100,6 +108,7 @@ def regenerate(
     Raises:
         DataMismatchError: ``out`` was made by another target or with other settings.
         ValueError: no prompt is short enough, or ``max_seconds`` is no time.
+        RuntimeError: the installed attention cannot be loaded.
     """
     lengths = [len(tokens) for tokens in prompts.tokens]
     asked = plan(lengths, config)
@@ -112,6 +121,7 @@ def regenerate(
         raise ValueError(f"max_seconds {max_seconds} is out of range: 0 or above, and finite")
     manifest = _open_manifest(target, prompts, out, config, len(asked))
     missing = _missing_shards(manifest, asked, config)
+    backend = told_backend(target, report, backend)
     pace = _Pace(sum(map(len, missing.values())), report)
     found = answers(
         target,
@@ -124,6 +134,7 @@ def regenerate(
             compiled=compiled,
         ),
         max((n for n in lengths if n <= config.max_prompt_tokens), default=1),
+        backend=backend,
     )
     done: dict[int, dict[int, Answer]] = {}
     for answer in found:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jetflow_core.head.checkpoint import HeadInfo, save_head
 from jetflow_core.head.model import DraftHead
+from jetflow_core.offline import RowBackend
 
 from jetflow_train.corpus_text import foreign_folders
 from jetflow_train.distributed import World
@@ -58,11 +59,12 @@ def run_regenerate(
     limit: int | None = None,
     max_seconds: float | None = None,
     compiled: bool | None = None,
+    backend: RowBackend | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
     """Answer the prompts of files into a data folder; its manifest comes back.
 
-    ``compiled`` None means: on a GPU.
+    ``compiled`` None means: on a GPU; ``backend`` None: the attention installed for the device.
     """
     check_folder(out)
     prompts = load_prompts(target_dir, prompt_files, limit)
@@ -75,6 +77,7 @@ def run_regenerate(
         config,
         max_seconds=max_seconds,
         compiled=target.device.type == "cuda" if compiled is None else compiled,
+        backend=backend,
         report=report,
     )
 
@@ -137,7 +140,7 @@ def run_train(
         if world.leads and not settings.resume:
             # Of a run that was killed before its first state.
             (out / METRICS).unlink(missing_ok=True)
-        evaluate = _evaluation(settings, target, prompts)
+        evaluate = _evaluation(settings, target, prompts, say)
         progress = _train(trainer, settings, evaluate, stop_asked, say)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
@@ -245,7 +248,7 @@ def _train(
 
 
 def _evaluation(
-    settings: TrainSettings, target: FrozenTarget, prompts: EvalSets
+    settings: TrainSettings, target: FrozenTarget, prompts: EvalSets, say: Report
 ) -> Evaluate | None:
     if not prompts or settings.eval_seconds == 0:
         return None
@@ -254,7 +257,7 @@ def _evaluation(
     def evaluate(head: DraftHead, step: int) -> Mapping[str, float]:
         # Only now: a short run never asks, and answers take a while.
         if not prepared:
-            prepared.append(StoredAnswerEvaluation.prepare(target, prompts))
+            prepared.append(StoredAnswerEvaluation.prepare(target, prompts, report=say))
         return prepared[0](head, step)
 
     return evaluate

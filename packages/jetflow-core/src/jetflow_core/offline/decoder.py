@@ -82,6 +82,9 @@ class RowDecoder:
         self.answers = torch.zeros(rows, max_new_tokens, dtype=torch.int64, device=device)
         self.stops = torch.tensor(tuple(stack.stop_tokens) or (-1,), device=device)
         self._jobs: list[Job | None] = [None] * rows
+        # What a step asks of all jobs, so that no step walks through a list of them.
+        self._running = np.zeros(rows, dtype=np.bool_)
+        self._sampled = np.zeros(rows, dtype=np.bool_)
         self._ends = np.zeros(rows, dtype=np.int64)
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
@@ -107,14 +110,15 @@ class RowDecoder:
 
     def _clear(self) -> None:
         self._jobs = [None] * self.rows
-        self._ends[:] = 0
+        for host in (self._running, self._sampled, self._ends):
+            host[:] = 0
         self.done.fill_(True)
         for rows in (self.tokens, self.lengths, self.written):
             rows.zero_()
 
     def _admit(self, waiting: Iterator[Job]) -> bool:
         """Give free rows new prompts; False where nothing is left to decode."""
-        free = [row for row, job in enumerate(self._jobs) if job is None]
+        free = np.flatnonzero(~self._running).tolist()
         if len(free) >= self.refill or len(free) == self.rows:
             taken = list(islice(waiting, len(free)))
             for job in taken:
@@ -124,7 +128,7 @@ class RowDecoder:
             places = iter(free)
             for batch in _batches(taken):
                 self._prefill(batch, [next(places) for _ in batch])
-        return any(job is not None for job in self._jobs)
+        return bool(self._running.any())
 
     def _check(self, job: Job) -> None:
         if len(job.prompt) + self.max_new_tokens > self.longest:
@@ -141,8 +145,10 @@ class RowDecoder:
     def _prefill(self, batch: list[Job], places: list[int]) -> None:
         for row, job in zip(places, batch, strict=True):
             self._jobs[row] = job
-            self._ends[row] = len(job.prompt)
         lengths = np.asarray([len(job.prompt) for job in batch], dtype=np.int64)
+        temperatures = np.asarray([job.temperature for job in batch], dtype=np.float32)
+        self._running[places], self._ends[places] = True, lengths
+        self._sampled[places] = [job.temperature > 0 for job in batch]
         padded = np.zeros((len(batch), int(lengths.max())), dtype=np.int64)
         uniforms = np.zeros((len(batch), self.max_new_tokens), dtype=np.float32)
         for at, job in enumerate(batch):
@@ -151,15 +157,13 @@ class RowDecoder:
                 uniforms[at] = job.uniforms[: self.max_new_tokens]
         rows, ends = self._put(np.asarray(places)), self._put(lengths)
         x = self._read(self._put(padded), rows)
-        self.temperatures[rows] = self._put(
-            np.asarray([job.temperature for job in batch], dtype=np.float32)
-        )
+        self.temperatures[rows] = self._put(temperatures)
         self.uniforms[rows] = self._put(uniforms)
         self.lengths[rows] = ends
         self.written[rows] = 0
         self.done[rows] = False
         last = x[torch.arange(len(batch), device=x.device), ends - 1]
-        self._record(rows, last, sampled=any(job.temperature > 0 for job in batch))
+        self._record(rows, last, sampled=bool(self._sampled[places].any()))
 
     def _read(self, tokens: Tensor, rows: Tensor) -> Tensor:
         # Prompts stand at the left: under a causal mask no token sees the padding behind it.
@@ -175,10 +179,9 @@ class RowDecoder:
         return x
 
     def _advance(self) -> None:
-        running = [row for row, job in enumerate(self._jobs) if job is not None]
-        self._ends[running] += 1
+        self._ends += self._running
         longest = min(self.capacity, -(-int(self._ends.max()) // COLUMNS) * COLUMNS)
-        sampled = any(job is not None and job.temperature > 0 for job in self._jobs)
+        sampled = bool(self._sampled.any())
         if self.stack.device.type != "cuda":
             self._step(longest, sampled)
             return
@@ -218,18 +221,19 @@ class RowDecoder:
         self.done[rows] = done | stopped | (written >= self.max_new_tokens)
 
     def _harvest(self) -> Iterator[Answer]:
-        done = self.done.cpu().numpy()
-        rows = [row for row, job in enumerate(self._jobs) if job is not None and done[row]]
-        if not rows:
+        rows = np.flatnonzero(self._running & self.done.cpu().numpy())
+        if not len(rows):
             return
-        where = self._put(np.asarray(rows))
+        where = self._put(rows)
         answers, written = self.answers[where].cpu().numpy(), self.written[where].cpu().numpy()
         # What a backend is told of a row must not exceed the longest row that runs.
         self.lengths[where] = 0
         stops = set(self.stack.stop_tokens)
-        for row, answer, count in zip(rows, answers, written, strict=True):
-            job, tokens = self._jobs[row], answer[:count].copy()
-            self._jobs[row], self._ends[row] = None, 0
+        jobs = [self._jobs[row] for row in rows]
+        self._running[rows], self._sampled[rows], self._ends[rows] = False, False, 0
+        for row, job, answer, count in zip(rows, jobs, answers, written, strict=True):
+            self._jobs[row] = None
+            tokens = answer[:count].copy()
             if job is not None:
                 yield Answer(job.number, tokens, int(tokens[-1]) in stops)
 

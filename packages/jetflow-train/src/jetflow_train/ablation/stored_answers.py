@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jetflow_core.offline import RowBackend
 
 from jetflow_train.ablation.plan import EvalPlan
+from jetflow_train.answering import told_backend
 from jetflow_train.evaluation.answers import Answers, answer_prompts
 from jetflow_train.evaluation.figures import set_figures
 from jetflow_train.evaluation.sets import HeldOut, held_out_sets, longest_prompt
@@ -75,13 +77,17 @@ def answer_sets(
         DataMismatchError: a stored file is damaged, or answers other prompts.
     """
     index = _index(folder, target)
+    backend: RowBackend | None = None
     for one in sets:
         for temperature in plan.temperatures:
             key = f"{one.name} {temperature:g}"
             if key not in index["answers"]:
                 if stop():
                     return
-                index["answers"][key] = _write(folder, target, one, temperature, plan, index)
+                backend = backend or told_backend(target, report)
+                index["answers"][key] = _write(
+                    folder, target, one, temperature, plan, index, backend
+                )
                 write_json(folder / INDEX, index)
                 report(f"{key}: answered by the target")
             entry = index["answers"][key]
@@ -108,6 +114,7 @@ def _write(
     temperature: float,
     plan: EvalPlan,
     index: Mapping[str, Any],
+    backend: RowBackend,
 ) -> dict[str, Any]:
     answers = answer_prompts(
         target,
@@ -115,6 +122,7 @@ def _write(
         temperature=temperature,
         max_new_tokens=plan.max_new_tokens,
         seed=plan.seed,
+        backend=backend,
     )
     count = len(answers.texts)
     corpus = Corpus.of(

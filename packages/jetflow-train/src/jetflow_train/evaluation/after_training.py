@@ -10,6 +10,7 @@ import numpy as np
 from jetflow_core.head.model import DraftHead
 from jetflow_core.reports.loops import loop_share, tau_without_loops
 
+from jetflow_train.answering import told_backend
 from jetflow_train.evaluation.answers import Answers, answer_prompts
 from jetflow_train.evaluation.offline import Evaluation, evaluate
 from jetflow_train.evaluation.policies import BASE, CHAIN, OWN, exact_policies
@@ -32,8 +33,9 @@ def evaluate_sets(
     results: dict[str, dict[str, Any]] = {}
     exact = exact_policies(BUDGETS, head.config.max_depth)
     policies = {OWN: exact} | ({BASE: exact} if head.path is not None else {})
+    backend = told_backend(target, report) if eval_sets else None
     for name, prompts in eval_sets.items():
-        answers = answer_prompts(target, prompts)
+        answers = answer_prompts(target, prompts, backend=backend)
         began = time.monotonic()
         found = evaluate(target, head, answers, policies)
         results[name] = {

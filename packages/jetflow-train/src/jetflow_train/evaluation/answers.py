@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jetflow_core.offline import RowBackend
 from numpy.typing import NDArray
 
 from jetflow_train.answering import AnswerSettings, Question, answers
@@ -48,14 +49,17 @@ def answer_prompts(
     temperature: float = 0.0,
     max_new_tokens: int = MAX_NEW_TOKENS,
     seed: int = 0,
+    backend: RowBackend | None = None,
 ) -> Answers:
     """The target's answer to each of ``prompts``, which are token ids.
 
     An answer's random numbers depend on the seed and the prompt's number alone, so they are the
-    same at every temperature.
+    same at every temperature. ``backend`` is the attention that decodes; None: the one installed
+    for the target's device.
 
     Raises:
         ValueError: a prompt and its answer may exceed the target's positions.
+        RuntimeError: the installed attention cannot be loaded.
     """
     settings = AnswerSettings(
         max_new_tokens=max_new_tokens,
@@ -65,7 +69,8 @@ def answer_prompts(
     )
     asked = [(i, Question(prompt=i, temperature=temperature)) for i in range(len(prompts))]
     longest = max(map(len, prompts))
-    found = {one.number: one for one in answers(target, prompts, asked, settings, longest)}
+    decoded = answers(target, prompts, asked, settings, longest, backend=backend)
+    found = {one.number: one for one in decoded}
     texts = [
         StoredText(
             tokens=np.concatenate([prompt, found[number].tokens]),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jetflow_core.head.model import DraftHead
 
+from jetflow_train.answering import told_backend
 from jetflow_train.evaluation.answers import Answers, answer_prompts
 from jetflow_train.evaluation.offline import Walked, evaluate
 from jetflow_train.evaluation.policies import CHAIN, OWN, exact_policies
@@ -45,10 +46,21 @@ class StoredAnswerEvaluation:
 
     @staticmethod
     def prepare(
-        target: FrozenTarget, eval_sets: EvalSets, budgets: Sequence[int] = BUDGETS
+        target: FrozenTarget,
+        eval_sets: EvalSets,
+        budgets: Sequence[int] = BUDGETS,
+        *,
+        report: Callable[[str], None] = print,
     ) -> StoredAnswerEvaluation:
-        """Lets the target answer the prompts of ``eval_sets`` once, greedily."""
-        answers = {name: answer_prompts(target, prompts) for name, prompts in eval_sets.items()}
+        """Lets the target answer the prompts of ``eval_sets`` once, greedily.
+
+        ``report`` takes lines of progress.
+        """
+        backend = told_backend(target, report)
+        answers = {
+            name: answer_prompts(target, prompts, backend=backend)
+            for name, prompts in eval_sets.items()
+        }
         return StoredAnswerEvaluation(target, answers, budgets)
 
     def __call__(self, head: DraftHead, step: int) -> dict[str, float]:

@@ -16,10 +16,12 @@ from jetflow_core.fit import check_sizes, check_vocabulary
 from jetflow_core.head.checkpoint import LoadedHead, load_head, read_config
 from jetflow_core.head.model import DraftHead
 from jetflow_core.loading import load_config, load_tokenizer
+from jetflow_core.offline import RowBackend
 from jetflow_core.reports.loops import LOOP_DEFINITION
 from jetflow_core.reports.provenance import provenance
 from jetflow_core.reports.tau import TAU_FORMULA
 
+from jetflow_train.answering import told_backend
 from jetflow_train.evaluation.answers import Answers, answer_prompts
 from jetflow_train.evaluation.figures import (
     RATIO_INTERVAL,
@@ -74,7 +76,9 @@ class NamedHead:
         return self.loaded.head
 
 
-def run_eval(settings: EvalSettings, report: Report) -> dict[str, Any]:
+def run_eval(
+    settings: EvalSettings, report: Report, backend: RowBackend | None = None
+) -> dict[str, Any]:
     """The report of an evaluation, ready for JSON.
 
     What is wrong with files and folders shows before the target is loaded.
@@ -82,9 +86,11 @@ def run_eval(settings: EvalSettings, report: Report) -> dict[str, Any]:
     Args:
         settings: what to do.
         report: takes lines of progress.
+        backend: attention with which the target answers; None: the one installed for its device.
 
     Raises:
         ValueError: something cannot be read or loaded, or does not fit; named.
+        RuntimeError: the installed attention cannot be loaded.
     """
     folder = default_target() if settings.target is None else settings.target
     sets = _sets(settings, folder)
@@ -95,8 +101,9 @@ def run_eval(settings: EvalSettings, report: Report) -> dict[str, Any]:
         each.head.to(device=target.device, dtype=target.dtype)
     names = head_names(settings.heads)
     heads = [NamedHead(name, each) for name, each in zip(names, loaded, strict=True)]
+    backend = told_backend(target, report, backend)
     with Walkers(settings.workers) as walkers:
-        done = [_set(target, heads, one, settings, walkers, report) for one in sets]
+        done = [_set(target, heads, one, settings, walkers, report, backend) for one in sets]
     device = str(target.device)
     return {
         "format": FORMAT,
@@ -107,6 +114,7 @@ def run_eval(settings: EvalSettings, report: Report) -> dict[str, Any]:
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": device,
             "threads": torch.get_num_threads(),
+            "row_attention": backend.name,
         },
         "definitions": DEFINITIONS,
         "heads": [_head(each) for each in heads],
@@ -149,6 +157,7 @@ def _set(
     settings: EvalSettings,
     walkers: Walkers,
     report: Report,
+    backend: RowBackend,
 ) -> dict[str, Any]:
     found = []
     for temperature in settings.temperatures:
@@ -159,6 +168,7 @@ def _set(
             temperature=temperature,
             max_new_tokens=settings.max_new_tokens,
             seed=settings.seed,
+            backend=backend,
         )
         where = f"{one.name} at temperature {temperature:g}"
         report(f"{where}: {answers.tokens:,} tokens in {time.monotonic() - began:.1f} s")
