@@ -228,6 +228,30 @@ def test_a_head_of_another_target_is_refused(
         run_train(settings, report=_quiet)
 
 
+def test_a_run_with_filled_prefixes_says_so_in_its_head(home: Path) -> None:
+    run_train(settings_in(home, "filled", prefix_fill=0.5), report=_quiet)
+    made = load_head(home / "filled" / "head").config
+    assert made.prefix_filled
+    first = load_head(home / "first" / "head").config
+    assert made == dataclasses.replace(first, prefix_filled=True)
+    again = parsed("--config", str(home / "filled" / "run.toml"), "--out", str(home / "filled-2"))
+    assert again.prefix_fill == 0.5
+    # Learnt later, and kept by a head that learns without it.
+    free: dict[str, Any] = dict.fromkeys(HEAD)
+    for name, start, share in (("later", "first", 0.5), ("kept", "filled", 0.0)):
+        start_head = home / start / "head"
+        settings = settings_in(home, name, start_head=start_head, prefix_fill=share, **free)
+        run_train(settings, report=_quiet)
+        assert load_head(home / name / "head").config.prefix_filled, name
+    both = settings_in(home, "both", causal=False, dry_run=True)
+    run_train(both, report=_quiet)
+    start_head = home / "both" / "head"
+    settings = settings_in(home, "bad", start_head=start_head, prefix_fill=0.5, **free)
+    with pytest.raises(ValueError, match=r"--prefix-fill 0.5 does not fit the head at .*causal"):
+        run_train(settings, report=_quiet)
+    assert not (home / "bad").exists()
+
+
 @pytest.mark.parametrize("loss", ["reverse_kl", "total_variation"])
 def test_losses_that_a_fresh_head_cannot_learn_from(loss: str, home: Path) -> None:
     with pytest.raises(ValueError, match=rf"--loss {loss} .* a trained head with --start-head"):
@@ -279,6 +303,10 @@ BAD = {
     "--eval-seconds -1": "eval-seconds -1.0 is out of range",
     "--eval-seconds nan": "eval-seconds nan is out of range",
     "--dry-run --resume": "--dry-run starts nothing",
+    "--prefix-fill 1": "prefix-fill 1.0 is out of range: 0 or above, and below 1",
+    "--prefix-fill -0.5": "prefix-fill -0.5 is out of range",
+    "--prefix-fill 0.5 --causal=false": "--prefix-fill 0.5 needs a causal head",
+    "--prefix-fill 0.5 --block-size 2": "needs a block-size of at least 3, got 2",
     "--shard all --eval-prompts x.jsonl": "--shard all leaves no process",
     "--shard head": "shares weights out over processes",
     "--track wandb": "wandb",

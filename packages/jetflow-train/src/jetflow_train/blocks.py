@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from jetflow_core.head.layers import HeadLayer, rotary
 from jetflow_core.head.model import DraftHead
+from jetflow_core.head.prefix import fill_prefix
 from torch import Tensor
 
 
@@ -55,6 +56,7 @@ def run_blocks(
     documents: Tensor,
     ropes: Ropes,
     anchors: Tensor,
+    fill: Tensor | None = None,
     layers: Sequence[Callable[..., Tensor]] | None = None,
 ) -> Tensor:
     """Rows that predict depths 1.. of every block.
@@ -67,6 +69,7 @@ def run_blocks(
         documents: int64 ``[R, T]``, the sequence of each column.
         ropes: from ``block_ropes``.
         anchors: int64 ``[R, A]``, columns of the roots.
+        fill: int64 ``[R, A]``, slots 1..fill hold the tokens after the root; None: masks alone.
         layers: ``run_block_layer`` of each layer of the head; None: the head's own.
 
     Returns:
@@ -77,7 +80,14 @@ def run_blocks(
     depth = config.max_depth
     slots = head.num_slots(depth)
     roots = tokens.gather(1, anchors).flatten()
-    block = head.block_input(roots, embedding, depth).view(rows, count * slots, -1)
+    block = head.block_input(roots, embedding, depth)
+    if fill is not None:
+        # Columns past the row stand behind every depth that counts, and no slot sees a later one.
+        steps = torch.arange(slots, device=anchors.device)
+        columns = (anchors[:, :, None] + steps).clamp(max=tokens.shape[1] - 1).flatten(1)
+        texts = tokens.gather(1, columns).view(-1, slots)
+        block = fill_prefix(head, block, embedding, texts, fill.flatten())
+    block = block.view(rows, count * slots, -1)
     visible = context_mask(documents, anchors)
     own = head.block_mask(slots, anchors.device)
     fused = head.fuse(features)

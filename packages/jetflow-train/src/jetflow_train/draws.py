@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-QUESTION_ORDER, ANSWER_TOKENS, EPOCH_ORDER, ANCHORS = range(4)
+QUESTION_ORDER, ANSWER_TOKENS, EPOCH_ORDER, ANCHORS, CALIBRATION, PREFIX_FILLS = range(6)
 """What a generator is for; two purposes never share numbers."""
 
 

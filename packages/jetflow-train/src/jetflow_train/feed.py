@@ -50,6 +50,7 @@ class Feed:
             depth=self._depth,
             key=(config.seed, step),
             first_row=first,
+            prefix_fill=config.prefix_fill,
         )
 
     def sequences(self, step: int) -> Rows:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jetflow_core.fit import check_sizes
 from jetflow_core.head.checkpoint import load_head, read_config
-from jetflow_core.head.config import HeadConfig
+from jetflow_core.head.config import HeadConfig, HeadConfigError
 from jetflow_core.head.model import DraftHead
 
 from jetflow_train.files import sha256_file
@@ -38,6 +38,8 @@ class HeadChoice:
     candidate_pool: int = 64
     """Best tokens of a depth among which its candidates are chosen, likewise."""
     causal: bool = True
+    prefix_filled: bool = False
+    """Some of its blocks will begin with true tokens."""
     taps: tuple[int, ...] = ()
     """Layers of the target, from 0; () spreads five over it."""
     init: Literal["target", "random"] = "target"
@@ -62,6 +64,7 @@ class HeadChoice:
             path_context=self.path_context and self.path_rank > 0,
             candidate_pool=self.candidate_pool if self.path_rank else 0,
             causal=self.causal,
+            prefix_filled=self.prefix_filled,
             taps=self.taps,
         )
 
@@ -75,8 +78,13 @@ def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: i
     return new_head(target, config, sample.to(target.device), seed, init=choice.init)
 
 
-def stored_head(folder: Path, target: FrozenTarget) -> DraftHead:
+def stored_head(folder: Path, target: FrozenTarget, *, prefix_filled: bool = False) -> DraftHead:
     """The head in ``folder``, in fp32 on the target's device and ready to be trained.
+
+    Args:
+        folder: of the head.
+        target: that it was trained for.
+        prefix_filled: some of its blocks will begin with true tokens.
 
     Raises:
         HeadLoadError: it cannot be read.
@@ -90,10 +98,14 @@ def stored_head(folder: Path, target: FrozenTarget) -> DraftHead:
         vocab_size=target.shape.vocab_size,
         num_layers=target.shape.num_layers,
     )
+    if prefix_filled:
+        head.config = replace(head.config, prefix_filled=True)
     return head.train().requires_grad_(True)
 
 
-def check_stored(folder: Path, given: Mapping[str, Any], init: str | None) -> None:
+def check_stored(
+    folder: Path, given: Mapping[str, Any], init: str | None, prefix_fill: float = 0.0
+) -> None:
     """Compares the head options that were ``given`` with the head in ``folder``, by its config.
 
     Raises:
@@ -103,6 +115,13 @@ def check_stored(folder: Path, given: Mapping[str, Any], init: str | None) -> No
     config, _ = read_config(folder)
     if init is not None:
         raise ValueError(f"--init {init} goes with a fresh head, not with --start-head {folder}")
+    if prefix_fill:
+        try:
+            replace(config, prefix_filled=True)
+        except HeadConfigError as error:
+            raise ValueError(
+                f"--prefix-fill {prefix_fill} does not fit the head at {folder}: {error}"
+            ) from error
     for name, value in given.items():
         found = getattr(config, HEAD_FIELDS[name])
         if value != found:

@@ -31,6 +31,7 @@ def head_config(
     path_context: bool = False,
     candidate_pool: int = 0,
     causal: bool = True,
+    prefix_filled: bool = False,
 ) -> HeadConfig:
     """A head of the target's own width; ``taps`` () spreads five over the target.
 
@@ -58,6 +59,7 @@ def head_config(
         path_context=path_context,
         candidate_pool=candidate_pool,
         causal=causal,
+        prefix_filled=prefix_filled,
         depth_offset_rows=block_size,
     )
 

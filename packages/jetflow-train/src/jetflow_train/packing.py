@@ -1,7 +1,8 @@
 """Rows of packed sequences, and the anchors drawn in them.
 
-Nothing here keeps state: the rows of an epoch depend on (seed, epoch), the anchors of a row on
-(seed, step, row). A run that is resumed anywhere therefore sees what it would have seen.
+Nothing here keeps state: the rows of an epoch depend on (seed, epoch), the anchors of a row and
+how many true tokens its blocks begin with on (seed, step, row). A run that is resumed anywhere
+therefore sees what it would have seen.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jetflow_train.draws import ANCHORS, EPOCH_ORDER, generator
+from jetflow_train.draws import ANCHORS, EPOCH_ORDER, PREFIX_FILLS, generator
 from jetflow_train.shards import Corpus
 
 OPEN_ROWS = 32
@@ -27,6 +28,7 @@ class Batch:
         positions: int64 ``[R, T]``; restarts at 0 with each sequence.
         anchors: int64 ``[R, A]``; column of each block's root.
         reach: int64 ``[R, A]``; depths with a teacher: slots 1..reach count, the rest do not.
+        fill: int64 ``[R, A]``; slots 1..fill hold the text's own tokens; None: no slot does.
     """
 
     tokens: NDArray[np.int64]
@@ -34,6 +36,7 @@ class Batch:
     positions: NDArray[np.int64]
     anchors: NDArray[np.int64]
     reach: NDArray[np.int64]
+    fill: NDArray[np.int64] | None = None
 
 
 def pack(corpus: Corpus, width: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
@@ -75,6 +78,7 @@ def build_batch(
     depth: int,
     key: tuple[int, int],
     first_row: int = 0,
+    prefix_fill: float = 0.0,
 ) -> Batch:
     """The arrays of ``rows``.
 
@@ -86,6 +90,7 @@ def build_batch(
         depth: deepest depth of a block.
         key: (seed, step); with the row's number it keys the draw of the anchors.
         first_row: number of the first row within the step.
+        prefix_fill: share of the blocks that begin with true tokens.
 
     Raises:
         ValueError: a row has no root, because its sequences hold no answer; they are named.
@@ -114,7 +119,12 @@ def build_batch(
                 "nothing could be learnt from their row"
             )
         columns[r], reach[r] = _draw(candidates, limits, anchors, (*key, first_row + r))
-    return Batch(tokens, documents, positions, columns, reach)
+    fill = None
+    if prefix_fill:
+        fill = np.stack(
+            [draw_fills(one, prefix_fill, (*key, first_row + r)) for r, one in enumerate(reach)]
+        )
+    return Batch(tokens, documents, positions, columns, reach, fill)
 
 
 def _draw(
@@ -131,10 +141,34 @@ def _draw(
     return roots[chosen], reach[chosen]
 
 
-def depth_weights(reach: NDArray[np.int64], depth: int, gamma: float) -> NDArray[np.float32]:
+def draw_fills(
+    reach: NDArray[np.int64], share: float, key: tuple[int, int, int]
+) -> NDArray[np.int64]:
+    """How many true tokens each block of a row begins with.
+
+    Drawn within what a block reaches, so that a depth is left to learn from in every block.
+
+    Args:
+        reach: int64 ``[A]``, depths with a teacher.
+        share: chance of a block that reaches two depths or more to begin with true tokens.
+        key: (seed, step, row), all that the draw depends on.
+
+    Returns:
+        int64 ``[A]``: 0, or evenly one of 1..reach - 1.
+    """
+    seed, step, row = key
+    chosen, place = generator(PREFIX_FILLS, seed, (step << 20) + row).random((2, len(reach)))
+    lengths = 1 + np.floor(place * (reach - 1)).astype(np.int64)
+    return np.where((chosen < share) & (reach > 1), lengths, 0)
+
+
+def depth_weights(
+    reach: NDArray[np.int64], depth: int, gamma: float, fill: NDArray[np.int64] | None = None
+) -> NDArray[np.float32]:
     """Weights ``[R, A, depth]`` of the loss rows, exp(-(d - 1) / gamma), not normalised.
 
-    A gamma of 0 weighs all depths alike. Rows deeper than their anchor's reach weigh nothing.
+    A gamma of 0 weighs all depths alike. Rows deeper than their anchor's reach weigh nothing, nor
+    do the first ``fill`` ones, whose slots hold their own tokens.
 
     Raises:
         ValueError: ``gamma`` is negative.
@@ -143,4 +177,7 @@ def depth_weights(reach: NDArray[np.int64], depth: int, gamma: float) -> NDArray
         raise ValueError(f"gamma must be at least 0, got {gamma}")
     depths = np.arange(1, depth + 1)
     falling = np.exp(-(depths - 1) / gamma) if gamma else np.ones(depth)
-    return (falling * (depths <= reach[..., None])).astype(np.float32)
+    counted = depths <= reach[..., None]
+    if fill is not None:
+        counted &= depths > fill[..., None]
+    return (falling * counted).astype(np.float32)

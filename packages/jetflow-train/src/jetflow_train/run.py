@@ -183,7 +183,7 @@ def _check(settings: TrainSettings, world: World) -> Path:
     check_folder(out)
     check_objective(config.loss, fresh=start is None and not settings.resume)
     if start is not None:
-        check_stored(start, settings.head_options(), settings.init)
+        check_stored(start, settings.head_options(), settings.init, settings.prefix_fill)
     settings.head_choice()
     if settings.target is not None:
         return settings.target
@@ -194,7 +194,7 @@ def _check(settings: TrainSettings, world: World) -> Path:
 
 def _first_head(settings: TrainSettings, target: FrozenTarget, corpus: Corpus) -> DraftHead:
     if settings.start_head is not None:
-        return stored_head(settings.start_head, target)
+        return stored_head(settings.start_head, target, prefix_filled=settings.prefix_fill > 0)
     return start_head(target, corpus, settings.head_choice(), settings.seed)
 
 

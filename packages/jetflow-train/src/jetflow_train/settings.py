@@ -102,6 +102,8 @@ class TrainSettings:
     """Tokens of a row."""
     anchors: Annotated[int, whole(1, _LARGEST), Parameter(group=_STEP)] = 80
     """Blocks a row."""
+    prefix_fill: Annotated[Real, Parameter(group=_STEP)] = 0.0
+    """Share of the blocks that begin with true tokens, for a second pass over drafted trees."""
     chunks: Annotated[int, whole(1, _LARGEST), Parameter(group=_STEP)] = 4
     """Pieces of the loss; more need less memory."""
     shard: Annotated[Literal["none", "head", "all"], Parameter(group=_STEP)] = "none"
@@ -144,10 +146,27 @@ class TrainSettings:
                 "--shard all leaves no process with a whole target to evaluate with: leave out "
                 "--eval-prompts, and evaluate the finished head"
             )
+        self._check_prefix_fill()
         if self.dry_run and self.resume:
             raise ValueError("--dry-run starts nothing that --resume could go on with")
         named_sets(self.eval_prompts)
         check_trackers(self.track)
+
+    def _check_prefix_fill(self) -> None:
+        if not 0 <= self.prefix_fill < 1:
+            raise ValueError(
+                f"prefix-fill {self.prefix_fill} is out of range: 0 or above, and below 1"
+            )
+        if self.prefix_fill and self.causal is False:
+            raise ValueError(
+                f"--prefix-fill {self.prefix_fill} needs a causal head: in a bidirectional one "
+                "true tokens would see the slots that are to predict what follows them"
+            )
+        if self.prefix_fill and self.block_size is not None and self.block_size < 3:
+            raise ValueError(
+                f"--prefix-fill {self.prefix_fill} needs a block-size of at least 3, got "
+                f"{self.block_size}: no depth is left behind a true token"
+            )
 
     def train_config(self) -> TrainConfig:
         """What changes what a run learns.
@@ -184,7 +203,8 @@ class TrainSettings:
 
         given = {HEAD_FIELDS[name]: value for name, value in self.head_options().items()}
         given["taps"] = given.pop("target_layer_ids", ())
-        return HeadChoice(**given, init=self.init or "target")
+        filled = self.prefix_fill > 0
+        return HeadChoice(**given, prefix_filled=filled, init=self.init or "target")
 
     def resolved(self, head: HeadConfig) -> TrainSettings:
         """The same settings with nothing of ``head`` left to defaults."""

@@ -73,7 +73,7 @@ def time_parts(trainer: Trainer, say: Report, repeats: int = 5) -> None:
         put(array, target.device)
         for array in (batch.tokens, batch.documents, batch.positions, batch.anchors)
     )
-    weights = depth_weights(batch.reach, head.config.max_depth, trainer.config.gamma)
+    weights = depth_weights(batch.reach, head.config.max_depth, trainer.config.gamma, batch.fill)
     compiled = replace(target, layer_fn=trainer.functions.layer)
     taps = head.config.target_layer_ids
 

@@ -122,7 +122,10 @@ def training_losses(
     )
     with autocast(device, head):
         ropes = block_ropes(head, positions, anchors, embedding.dtype)
-        hidden = functions.blocks(head, features, embedding, tokens, documents, ropes, anchors)
+        fill = put(batch.fill, device) if batch.fill is not None else None
+        hidden = functions.blocks(
+            head, features, embedding, tokens, documents, ropes, anchors, fill
+        )
         teachers = teacher_columns(anchors, hidden.shape[2], tokens.shape[1])
         parents = None
         if head.path is not None:

@@ -23,6 +23,8 @@ class TrainConfig:
     """Tokens of a row."""
     anchors: int = 80
     """Blocks drawn in each row."""
+    prefix_fill: float = 0.0
+    """Share of the blocks that begin with true tokens; their depths are not learnt from."""
     chunks: int = 4
     """Pieces in which the loss is computed; more need less memory."""
     learning_rate: float = 1.5e-3
@@ -47,7 +49,7 @@ class TrainConfig:
                 raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
         if not 0 <= self.gamma < float("inf"):
             raise ValueError(f"gamma must be 0 or above and finite, got {self.gamma}")
-        for name in ("warmup", "floor"):
+        for name in ("warmup", "floor", "prefix_fill"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         self.rows_of_a_piece(1)

@@ -177,7 +177,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
         batches = [self.feed.batch(step, piece) for piece in range(config.pieces)]
-        weights = [depth_weights(batch.reach, depth, config.gamma) for batch in batches]
+        weights = [depth_weights(b.reach, depth, config.gamma, b.fill) for b in batches]
         (total,) = self.world.total([sum(float(w.sum()) for w in weights)])
         self.optimizer.zero_grad(set_to_none=True)
         seen = []

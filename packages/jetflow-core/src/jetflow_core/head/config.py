@@ -29,6 +29,10 @@ BOUNDS = {
 }
 """Least and most of each whole number of a head's description."""
 
+_FLAGS = (
+    "causal", "draft_shift", "learned_mask", "normalize_taps", "path_context", "prefix_filled",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadConfig:
@@ -77,11 +81,13 @@ class HeadConfig:
     candidate_pool: int = 0
     """Best tokens of a depth among which its candidates are chosen by their chance along the
     drafted paths; 0: the depth's own best are taken."""
+    prefix_filled: bool = False
+    """Trained with blocks whose first slots hold true tokens: what ``head.second_pass`` needs."""
     depth_offset_rows: int = field(default=0)
     """Learned offsets added to the block's slots; 0 or ``block_size``."""
 
     def __post_init__(self) -> None:
-        for name in ("causal", "draft_shift", "learned_mask", "normalize_taps", "path_context"):
+        for name in _FLAGS:
             flag(name, getattr(self, name))
         for name, (least, most) in BOUNDS.items():
             whole(name, getattr(self, name), least, most)
@@ -107,6 +113,12 @@ class HeadConfig:
                 raise HeadConfigError(
                     f"{name} {getattr(self, name)} needs a path term: path_rank is 0"
                 )
+        if self.prefix_filled and (not self.causal or self.draft_shift or self.block_size < 3):
+            raise HeadConfigError(
+                "prefix_filled needs a causal head without draft_shift and a block_size of at "
+                f"least 3; got causal={self.causal}, draft_shift={self.draft_shift}, "
+                f"block_size={self.block_size}"
+            )
         if 0 < self.candidate_pool < self.candidates:
             raise HeadConfigError(
                 f"candidate_pool {self.candidate_pool} is neither 0 nor at least candidates "

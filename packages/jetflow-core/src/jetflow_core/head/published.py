@@ -33,7 +33,7 @@ ARCHITECTURES = (
 OWN_FORMAT = 1
 _OWN_KEYS = (
     "format", "learned_mask", "normalize_taps", "path_rank", "path_context", "candidates",
-    "candidate_pool", "depth_offset_rows",
+    "candidate_pool", "prefix_filled", "depth_offset_rows",
     # what a head says of its making: see ``checkpoint.HeadInfo``
     "target", "tokenizer_sha256", "top1_by_depth", "provenance",
 )  # fmt: skip
@@ -82,6 +82,7 @@ def parse_config(raw: Mapping[str, Any]) -> HeadConfig:
         path_context=own.get("path_context", False),
         candidates=own.get("candidates", 16),
         candidate_pool=own.get("candidate_pool", 0),
+        prefix_filled=own.get("prefix_filled", False),
         depth_offset_rows=own.get("depth_offset_rows", 0),
     )
 
@@ -180,6 +181,8 @@ def write_config(config: HeadConfig) -> dict[str, Any]:
             "path_context": config.path_context,
             "candidates": config.candidates,
             "candidate_pool": config.candidate_pool,
+            # Earlier versions read a head without it.
+            **({"prefix_filled": True} if config.prefix_filled else {}),
             "depth_offset_rows": config.depth_offset_rows,
         },
     }
