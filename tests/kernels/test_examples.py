@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 from jetflow_kernels import availability, reference
+from jetflow_kernels.rows import reference as rows_reference
 
 README = Path(__file__).parents[2] / "packages" / "jetflow-kernels" / "README.md"
 
 
 def test_docstring_examples() -> None:
-    for module in (reference, availability):
+    for module in (reference, availability, rows_reference):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0

@@ -10,7 +10,7 @@ from importlib import util
 import torch
 from torch import Tensor
 
-from jetflow_kernels.round.checks import power_of_two
+from jetflow_kernels.round.checks import device_of, power_of_two
 from jetflow_kernels.rows.arguments import check_kernel_limits, check_rows
 from jetflow_kernels.rows.tiles import Tiles, tiles_for, width_of
 
@@ -116,22 +116,23 @@ def launch(
         return
     kv_heads = keys.shape[2]
     group = heads // kv_heads
-    row_attention_kernel[(rows * kv_heads,)](
-        *(queries, keys, values, lengths, out),
-        *queries.stride(),
-        *keys.stride(),
-        *values.stride(),
-        *lengths.stride(),
-        *out.stride(),
-        scale,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        DIM=dim,
-        BLOCK_M=power_of_two(group, least=16),
-        BLOCK_N=tiles.columns,
-        BLOCK_D=width_of(dim),
-        ALIKE=keys.stride() == values.stride(),
-        WIDEN=interpreted and queries.dtype == torch.bfloat16,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
+    with device_of(row_attention_kernel, queries):
+        row_attention_kernel[(rows * kv_heads,)](
+            *(queries, keys, values, lengths, out),
+            *queries.stride(),
+            *keys.stride(),
+            *values.stride(),
+            *lengths.stride(),
+            *out.stride(),
+            scale,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            DIM=dim,
+            BLOCK_M=power_of_two(group, least=16),
+            BLOCK_N=tiles.columns,
+            BLOCK_D=width_of(dim),
+            ALIKE=keys.stride() == values.stride(),
+            WIDEN=interpreted and queries.dtype == torch.bfloat16,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
