@@ -8,6 +8,7 @@ from torch import Tensor
 
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.k2.configurations import configuration_for
 from jetflow_kernels.attention.k2.limits import supports, unavailable
 
 Backend = Literal["auto", "triton", "cuda"]
@@ -45,12 +46,13 @@ def choose(
         requests, group = arguments.prefix_len.shape[0], heads // arguments.k_pool.shape[2]
         if not plan.prefers_cuda(rows, requests, group, dim, q.dtype):
             return "triton"
-        refused = supports(arguments, out=out) or unavailable(q.device)
-        return "triton" if refused else "cuda"
+        if supports(arguments, out=out) or unavailable(q.device, configuration_for(arguments)):
+            return "triton"
+        return "cuda"
     refused = supports(arguments, out=out)
     if refused is not None:
         raise ValueError(f"backend 'cuda' does not take these arguments: {refused}")
-    refused = unavailable(q.device)
+    refused = unavailable(q.device, configuration_for(arguments))
     if refused is not None:
         raise RuntimeError(f"backend 'cuda' cannot run here: {refused}")
     return "cuda"

@@ -1,7 +1,8 @@
 """Compiles the sm_90a kernel with the machine's nvcc on first use and keeps the result.
 
-Builds are kept by the sha256 of everything that goes into them, so another version of the sources
-or of the compiler makes a build of its own and nothing is ever stale.
+Each variant is a build of its own: the first call that needs it waits some seconds. Builds are kept
+by the sha256 of everything that goes into them, so another version of the sources or of the
+compiler makes a build of its own and nothing is ever stale.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.k2.configurations import Configuration
 
 SOURCE = "tree_attention.cu"
 _SOURCES = Path(__file__).parent
@@ -52,10 +54,14 @@ def find_nvcc() -> Path | None:
     return _USUAL_PLACE if _USUAL_PLACE.is_file() else None
 
 
-def missing() -> str | None:
-    """What a build needs and is not here; None where there is a compiler or a finished build."""
+def missing(variant: Configuration | None = None) -> str | None:
+    """What a build needs and is not here; None where there is a compiler or a finished build.
+
+    Args:
+        variant: None: any of them.
+    """
     folder = cache_folder()
-    if find_nvcc() is not None or _finished(folder) is not None:
+    if find_nvcc() is not None or _finished(folder, variant) is not None:
         return None
     return (
         f"nvcc (CUDA 12.3 or newer) is neither on the PATH nor at {_USUAL_PLACE}, and {folder} "
@@ -63,17 +69,17 @@ def missing() -> str | None:
     )
 
 
-@lru_cache
-def cubin() -> bytes:
-    """The machine code of all variants, compiled now where no build is kept.
+@cache
+def cubin(variant: Configuration) -> bytes:
+    """The machine code of a variant, compiled now where no build is kept.
 
     Raises:
         BuildError: there is no compiler, or it failed; the message says what it said.
     """
-    return build(cache_folder()).read_bytes()
+    return build(cache_folder(), variant).read_bytes()
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, variant: Configuration) -> Path:
     """The file of machine code in ``folder``; beside it, ``.txt`` holds what ptxas reported.
 
     Raises:
@@ -81,23 +87,31 @@ def build(folder: Path) -> Path:
     """
     nvcc = find_nvcc()
     if nvcc is None:
-        finished = _finished(folder)
+        finished = _finished(folder, variant)
         if finished is None:
-            raise BuildError(f"tree attention for sm_90a cannot be built: {missing()}")
+            raise BuildError(f"{variant.name} cannot be built: {missing(variant)}")
         return finished
     version = _run([str(nvcc), "--version"])
-    made = folder / f"{_source_key()}-{hashlib.sha256(version.encode()).hexdigest()[:8]}.cubin"
+    compiler = hashlib.sha256(version.encode()).hexdigest()[:8]
+    made = folder / f"{variant.name}-{_source_key()}-{compiler}.cubin"
     if not made.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        _compile(nvcc, made)
+        _compile(nvcc, variant, made)
     return made
 
 
-def _compile(nvcc: Path, made: Path) -> None:
+def _compile(nvcc: Path, variant: Configuration, made: Path) -> None:
+    defines = {
+        "KERNEL_NAME": variant.name,
+        "KERNEL_ELEMENT": variant.element,
+        "KERNEL_DIM": variant.dim,
+        "KERNEL_ROWS": variant.rows,
+    }
+    flags = [*FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
         new = Path(scratch) / made.name
         report = new.with_suffix(".txt")
-        text = _run([str(nvcc), *FLAGS, "-o", str(new), str(_SOURCES / SOURCE)])
+        text = _run([str(nvcc), *flags, "-o", str(new), str(_SOURCES / SOURCE)])
         report.write_text(text, encoding="utf-8")
         # The code last: where it is, its report is too.
         os.replace(report, made.with_suffix(".txt"))
@@ -118,12 +132,13 @@ def _run(command: list[str]) -> str:
     return told
 
 
-def _finished(folder: Path) -> Path | None:
+def _finished(folder: Path, variant: Configuration | None) -> Path | None:
     """A build of these sources by whatever compiler."""
-    return next(iter(sorted(folder.glob(f"{_source_key()}-*.cubin"))), None)
+    name = "*" if variant is None else variant.name
+    return next(iter(sorted(folder.glob(f"{name}-{_source_key()}-*.cubin"))), None)
 
 
-@lru_cache
+@cache
 def _source_key() -> str:
     key = hashlib.sha256(" ".join(FLAGS).encode())
     for file in sorted(_SOURCES.glob("*.cu*")):

@@ -10,7 +10,11 @@ from itertools import product
 
 import torch
 
+from jetflow_kernels.arguments import TreeAttentionArguments
+from jetflow_kernels.attention import plan
+
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat"}
 HEAD_DIMS = (64, 128)
 TILE_ROWS = (64, 128)
 LANES = 128
@@ -32,6 +36,11 @@ class Configuration:
     def name(self) -> str:
         """The kernel's symbol."""
         return f"tree_attention_{TYPES[self.dtype]}_d{self.dim}_m{self.rows}"
+
+    @property
+    def element(self) -> str:
+        """The sources' name for the type."""
+        return _ELEMENTS[self.dtype]
 
     @property
     def columns(self) -> int:
@@ -58,6 +67,22 @@ class Configuration:
         """Shared memory of a program: queries, keys, values and the barriers."""
         tile = 2 * self.columns * self.dim
         return 2 * self.rows * self.dim + 2 * self.stages * tile + 8 * 4 * self.stages
+
+
+def configuration_for(
+    arguments: TreeAttentionArguments, tiles: plan.Tiles | None = None
+) -> Configuration:
+    """The variant for a batch that ``supports`` has nothing against.
+
+    Args:
+        arguments: of the call.
+        tiles: their rows choose the variant; None: ``tiles_for`` the shapes.
+    """
+    q, pool = arguments.q, arguments.k_pool
+    rows, heads, dim = q.shape
+    requests, group = arguments.prefix_len.shape[0], heads // pool.shape[2]
+    tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
+    return Configuration(dtype=q.dtype, dim=dim, rows=tiles.rows)
 
 
 CONFIGURATIONS = tuple(

@@ -17,7 +17,7 @@ from torch import Tensor
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.k2 import build, driver
-from jetflow_kernels.attention.k2.configurations import STEP, TYPES, Configuration
+from jetflow_kernels.attention.k2.configurations import STEP, TYPES, configuration_for
 from jetflow_kernels.attention.launch import merge_pieces, pieces_room
 
 _LOG2_E = 1.0 / math.log(2.0)
@@ -78,12 +78,9 @@ def launch(
         DriverError: the CUDA driver refused.
     """
     q, pool = arguments.q, arguments.k_pool
-    rows, heads, dim = q.shape
-    if rows == 0:
+    if not len(q):
         return
-    requests, group = arguments.prefix_len.shape[0], heads // pool.shape[2]
-    tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
-    variant = Configuration(dtype=q.dtype, dim=dim, rows=tiles.rows)
+    variant = configuration_for(arguments, tiles)
     device = q.get_device()
     programs = programs or _multiprocessors(device) * variant.programs
     partial, partial_lse = pieces_room(arguments)
@@ -92,7 +89,7 @@ def launch(
     _set_scale(parameters, scale)
     with torch.cuda.device(device):
         driver.use_device(device)
-        kernel = driver.load(build.cubin(), variant.name, variant.shared_bytes, device)
+        kernel = driver.load(build.cubin(variant), variant.name, variant.shared_bytes, device)
         kernel.launch(
             programs,
             variant.threads,

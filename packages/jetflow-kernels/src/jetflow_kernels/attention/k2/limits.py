@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention.k2 import build
-from jetflow_kernels.attention.k2.configurations import HEAD_DIMS, TYPES
+from jetflow_kernels.attention.k2.configurations import HEAD_DIMS, TYPES, Configuration
 
 CAPABILITY = (9, 0)
 PAGE_STEP = 8
@@ -58,16 +58,21 @@ def _unaligned(name: str, tensor: Tensor) -> str | None:
     return None
 
 
-def unavailable(device: torch.device) -> str | None:
-    """Why the sm_90a kernel cannot run on a device, or None where it can."""
+def unavailable(device: torch.device, variant: Configuration | None = None) -> str | None:
+    """Why the sm_90a kernel cannot run on a device, or None where it can.
+
+    Args:
+        device: of the tensors.
+        variant: which kernel; None: any of them.
+    """
     if device.type != "cuda":
         return f"tensors are on {device}; it runs on CUDA devices"
     capability = _capability(device.index or 0)
     if capability != CAPABILITY:
         return "the device has capability {}.{}; it runs on 9.0".format(*capability)
-    return build.missing()
+    return build.missing(variant)
 
 
-@lru_cache
+@cache
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)

@@ -1,0 +1,121 @@
+// Threads of one program as fibers of one CPU thread: they run in an order drawn at random, until
+// they wait for something. Nobody able to go on is a hang, and is reported.
+#pragma once
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+struct Index {
+  unsigned x;
+};
+inline Index threadIdx, blockIdx, gridDim;
+
+namespace fibers {
+
+struct Fault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool done = false;
+};
+
+inline std::vector<Fiber> all;
+inline ucontext_t scheduler;
+inline std::function<void()> body;
+inline std::function<bool()> background;  // does a piece of what runs beside the threads, if any
+inline std::mt19937 chance;
+inline long progress;
+inline std::string fault;
+
+inline void entry() {
+  try {
+    body();
+  } catch (const Fault& error) {
+    fault = error.what();
+  }
+  all[threadIdx.x].done = true;
+  swapcontext(&all[threadIdx.x].context, &scheduler);
+}
+
+// Lets others run; the caller tests its condition again afterwards.
+inline void yield() {
+  const unsigned me = threadIdx.x;
+  swapcontext(&all[me].context, &scheduler);
+  if (!fault.empty()) throw Fault(fault);
+}
+
+// Takes some time.
+inline void linger() {
+  for (int left = chance() % 32; left > 0; --left) {
+    ++progress;
+    yield();
+  }
+}
+
+template <class Condition>
+void wait(Condition condition) {
+  while (!condition()) yield();
+}
+
+inline void run(int threads) {
+  all = std::vector<Fiber>(threads);
+  fault.clear();
+  progress = 0;
+  const unsigned hurry = chance() % 5;
+  std::vector<int> order;
+  for (int i = 0; i < threads; ++i) {
+    all[i].stack.resize(256 << 10);
+    getcontext(&all[i].context);
+    all[i].context.uc_stack.ss_sp = all[i].stack.data();
+    all[i].context.uc_stack.ss_size = all[i].stack.size();
+    makecontext(&all[i].context, entry, 0);
+    order.push_back(i);
+  }
+  while (!order.empty()) {
+    const long before = progress;
+    std::shuffle(order.begin(), order.end(), chance);
+    for (int i : order) {
+      threadIdx.x = i;
+      swapcontext(&scheduler, &all[i].context);
+    }
+    const size_t running = order.size();
+    order.erase(std::remove_if(order.begin(), order.end(), [](int i) { return all[i].done; }),
+                order.end());
+    const bool moved = progress != before || order.size() != running;
+    // Copies arrive at once in some runs, in others as late as can be.
+    bool copied = false;
+    while (chance() % 4 < hurry && background()) copied = true;
+    if (!moved && !copied && !background() && fault.empty()) {
+      fault = "all threads wait for each other";
+    }
+  }
+}
+
+// Every thread of a set comes before one goes on.
+struct Meeting {
+  int size = 32, arrived = 0;
+  long round = 0;
+  void join() {
+    const long mine = round;
+    ++progress;
+    if (++arrived == size) {
+      arrived = 0;
+      ++round;
+    }
+    wait([&] { return round != mine; });
+  }
+};
+
+}  // namespace fibers

@@ -1,0 +1,68 @@
+"""Every variant of the sm_90a kernel compiles with this machine's nvcc, within gates."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from jetflow_kernels.attention.k2 import build
+from jetflow_kernels.attention.k2.configurations import CONFIGURATIONS, Configuration
+
+SHARED_LIMIT = 227 * 1024
+SHARED_OF_MULTIPROCESSOR = 228 * 1024
+# What the system keeps of each program's shared memory.
+RESERVED = 1024
+REGISTER_FILE = 65536
+
+
+QUICK = [v for v in CONFIGURATIONS if v.dtype == torch.bfloat16 and v.dim == 128]
+
+
+def _told(tool: str, *arguments: str | Path) -> str:
+    from triton.backends import nvidia
+
+    path = Path(nvidia.__file__).parent / "bin" / tool
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _gate(variant: Configuration, folder: Path) -> None:
+    built = build.build(folder, variant)
+    report = built.with_suffix(".txt").read_text()
+    # Multiplications that ptxas had to put one after the other, and registers on the stack.
+    assert "warning" not in report and "C75" not in report, report
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert variant.shared_bytes <= SHARED_LIMIT
+    assert variant.programs * (variant.shared_bytes + RESERVED) <= SHARED_OF_MULTIPROCESSOR
+    told = _told("cuobjdump", "--dump-resource-usage", built)
+    found = re.search(rf"Function {variant.name}:\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", told)
+    assert found is not None, told
+    registers, stack, static = map(int, found.groups())
+    assert (stack, static) == (0, RESERVED)
+    assert registers * variant.threads * variant.programs <= REGISTER_FILE
+    code = _told("cuobjdump", "-sass", "-fun", variant.name, built)
+    # Scores of the first tile and of the next ones, their sums and those of the last.
+    score_steps, sum_steps = variant.dim // 16, variant.columns // 16
+    by_scores = rf"HGMMA\.64x{variant.columns}x16\.F32(?:\.BF16)? R\d+, gdesc"
+    by_sums = rf"HGMMA\.64x{variant.dim}x16\.F32(?:\.BF16)? R\d+, R\d+, gdesc\[UR\d+\]\.tnspB"
+    assert len(re.findall(by_scores, code)) == 2 * score_steps
+    assert len(re.findall(by_sums, code)) == 2 * sum_steps
+    assert (".F32.BF16" in code) == ("bf16" in variant.name)
+    assert "UTMALDG.4D" in code and "LDGSTS" in code and "USETMAXREG" in code
+    # Nothing left in local memory, and no multiplication on the older path.
+    assert not re.search(r"\b(LDL|STL|HMMA)\b", code)
+
+
+@pytest.mark.parametrize("variant", QUICK, ids=lambda variant: variant.name)
+def test_most_used(variant: Configuration, tmp_path: Path) -> None:
+    _gate(variant, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variant", [v for v in CONFIGURATIONS if v not in QUICK], ids=lambda variant: variant.name
+)
+def test_all_shipped(variant: Configuration, tmp_path: Path) -> None:
+    _gate(variant, tmp_path)
