@@ -28,6 +28,10 @@ def _told(tool: str, *arguments: str | Path) -> str:
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 
 
+def _multiplications(code: str, columns: int, inputs: str) -> int:
+    return len(re.findall(rf"HGMMA\.64x{columns}x16\.F32(?:\.BF16)? R\d+, {inputs}", code))
+
+
 def _gate(variant: Configuration, folder: Path) -> None:
     built = build.build(folder, variant)
     report = built.with_suffix(".txt").read_text()
@@ -43,12 +47,14 @@ def _gate(variant: Configuration, folder: Path) -> None:
     assert (stack, static) == (0, RESERVED)
     assert registers * variant.threads * variant.programs <= REGISTER_FILE
     code = _told("cuobjdump", "-sass", "-fun", variant.name, built)
-    # Scores of the first tile and of the next ones, their sums and those of the last.
-    score_steps, sum_steps = variant.dim // 16, variant.columns // 16
-    by_scores = rf"HGMMA\.64x{variant.columns}x16\.F32(?:\.BF16)? R\d+, gdesc"
-    by_sums = rf"HGMMA\.64x{variant.dim}x16\.F32(?:\.BF16)? R\d+, R\d+, gdesc\[UR\d+\]\.tnspB"
-    assert len(re.findall(by_scores, code)) == 2 * score_steps
-    assert len(re.findall(by_sums, code)) == 2 * sum_steps
+    # Scores of a first and of a further tile, their sums and those of the last; where tiles have
+    # 128 columns, half a tile too.
+    narrow = variant.columns == 128
+    assert _multiplications(code, variant.columns, r"gdesc") == 2 * variant.dim // 16
+    if narrow:
+        assert _multiplications(code, 64, r"gdesc") == variant.dim // 16
+    steps = 2 * variant.columns // 16 + (4 if narrow else 0)
+    assert _multiplications(code, variant.dim, r"R\d+, gdesc\[UR\d+\]\.tnspB") == steps
     assert (".F32.BF16" in code) == ("bf16" in variant.name)
     assert "UTMALDG.4D" in code and "LDGSTS" in code and "USETMAXREG" in code
     # Nothing left in local memory, and no multiplication on the older path.

@@ -41,8 +41,10 @@ def _check(
     first = None
     for programs, seed in ((1, 1), (5, 2)):
         got, lse = emulate(arguments, scale=factor, rows=rows, programs=programs, seed=seed)
-        torch.testing.assert_close(got.double(), want, rtol=0, atol=ATOL[dtype])
-        torch.testing.assert_close(lse.double(), want_lse, rtol=0, atol=1e-5)
+        # Comparisons that NaN does not pass.
+        assert (got.double() - want).abs().max() <= ATOL[dtype]
+        alike = torch.isclose(lse.double(), want_lse, rtol=0, atol=1e-5)
+        assert alike.all()
         # Neither the programs nor the order in which threads run may change a bit.
         assert first is None or torch.equal(got, first)
         first = got

@@ -61,7 +61,8 @@ struct Consumer {
     group_sync(group);
   }
 
-  INLINE void start_scores(float (&scores)[SCORES]) const {
+  template <int COUNT>
+  INLINE void start_scores(float (&scores)[COUNT]) const {
     const uint64_t left = matrix(shared.q(group), 16);
     const uint64_t right = matrix(shared.keys(keys.stage), 16);
     mma_fence();
@@ -75,11 +76,12 @@ struct Consumer {
     mma_commit();
   }
 
-  INLINE void start_sums(float (&sums)[SUMS], const uint32_t (&weights)[SCORES / 2]) const {
+  template <int COUNT>
+  INLINE void start_sums(float (&sums)[SUMS], const uint32_t (&weights)[COUNT]) const {
     const uint64_t right = matrix(shared.values(values.stage), S::HALF_BYTES);
     mma_fence();
 #pragma unroll
-    for (int step = 0; step < S::COLUMNS / 16; ++step) {
+    for (int step = 0; step < COUNT / 4; ++step) {
       // 16 rows of 128 bytes.
       mma_registers(Element(), sums, weights + 4 * step, right + step * 2048 / 16);
     }
@@ -101,42 +103,29 @@ struct Consumer {
     values.advance();
   }
 
-  INLINE void attend(const Item& item, Rows& rows, float (&sums)[SUMS]) {
-    const int seen_by_all = item.end < item.prefix ? item.end : item.prefix;
-    const int unmasked_end = seen_by_all - S::COLUMNS;
-    float scores[SCORES], shrink[2];
-    uint32_t weights[SCORES / 2];
+  // Whether every row sees every column of the tile at ``start``.
+  INLINE bool seen_whole(const Item& item, int start) const {
+    return start + S::COLUMNS <= (item.end < item.prefix ? item.end : item.prefix);
+  }
 
+  // Weights of the tile at ``start`` with nothing else under way.
+  template <int COUNT>
+  INLINE void lone_weights(
+      const Item& item, int start, Rows& rows, uint32_t (&weights)[COUNT], float (&shrink)[2]) {
+    float scores[2 * COUNT];
     barrier_wait(shared.keys_full(keys.stage), keys.parity);
     start_scores(scores);
     mma_wait<0>();
     hold(scores);
     release_keys();
-    if (item.begin > unmasked_end) mask_scores(p, item, rows, item.begin, scores);
+    if (!seen_whole(item, start)) mask_scores(p, item, rows, start, scores);
     fold_scores(p.factor, rows, scores, shrink);
     pack_weights<Element>(scores, weights);
+  }
 
-    for (int start = item.begin + S::COLUMNS; start < item.end; start += S::COLUMNS) {
-      barrier_wait(shared.keys_full(keys.stage), keys.parity);
-      hold(scores);
-      hold(sums);
-      hold(weights);
-      start_scores(scores);
-      barrier_wait(shared.values_full(values.stage), values.parity);
-      start_sums(sums, weights);
-      mma_wait<1>();
-      hold(scores);
-      release_keys();
-      if (start > unmasked_end) mask_scores(p, item, rows, start, scores);
-      fold_scores(p.factor, rows, scores, shrink);
-      mma_wait<0>();
-      hold(sums);
-      hold(weights);
-      release_values();
-      shrink_sums(sums, shrink);
-      pack_weights<Element>(scores, weights);
-    }
-
+  // Sums of the tile before, with nothing else under way.
+  template <int COUNT>
+  INLINE void lone_sums(uint32_t (&weights)[COUNT], float (&sums)[SUMS]) {
     barrier_wait(shared.values_full(values.stage), values.parity);
     hold(sums);
     hold(weights);
@@ -145,6 +134,50 @@ struct Consumer {
     hold(sums);
     hold(weights);
     release_values();
+  }
+
+  // Scores of the tile at ``start`` while the sums of the tile before are under way.
+  INLINE void next_tile(
+      const Item& item, int start, Rows& rows, uint32_t (&weights)[SCORES / 2],
+      float (&sums)[SUMS]) {
+    float scores[SCORES], shrink[2];
+    barrier_wait(shared.keys_full(keys.stage), keys.parity);
+    hold(sums);
+    hold(weights);
+    start_scores(scores);
+    barrier_wait(shared.values_full(values.stage), values.parity);
+    start_sums(sums, weights);
+    mma_wait<1>();
+    hold(scores);
+    release_keys();
+    if (!seen_whole(item, start)) mask_scores(p, item, rows, start, scores);
+    fold_scores(p.factor, rows, scores, shrink);
+    mma_wait<0>();
+    hold(sums);
+    hold(weights);
+    release_values();
+    shrink_sums(sums, shrink);
+    pack_weights<Element>(scores, weights);
+  }
+
+  INLINE void attend(const Item& item, Rows& rows, float (&sums)[SUMS]) {
+    float shrink[2];
+    int start = item.begin;
+    if (!is_narrow<S>(item, start)) {
+      uint32_t weights[SCORES / 2];
+      lone_weights(item, start, rows, weights, shrink);
+      start += S::COLUMNS;
+      for (; start < item.end && !is_narrow<S>(item, start); start += S::COLUMNS) {
+        next_tile(item, start, rows, weights, sums);
+      }
+      lone_sums(weights, sums);
+    }
+    if (S::COLUMNS == 128 && start < item.end) {
+      uint32_t weights[16];
+      lone_weights(item, start, rows, weights, shrink);
+      shrink_sums(sums, shrink);
+      lone_sums(weights, sums);
+    }
   }
 
   INLINE void store(const Item& item, Rows& rows, float (&sums)[SUMS]) const {

@@ -22,10 +22,12 @@ struct Shape {
   static constexpr int Q_BYTES = CONSUMERS * Q_GROUP_BYTES;
   static constexpr int BARRIERS = 4 * STAGES;
   static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGES * TILE_BYTES + 8 * BARRIERS;
-  // Registers of a thread after the warpgroups have traded; 512 / PROGRAMS for 128 threads each.
+  // Registers of a thread at the start, and after the warpgroups have traded.
+  static constexpr int REGISTERS = 65536 / (PROGRAMS * THREADS) / 8 * 8;
   static constexpr int PRODUCER_REGISTERS = 56;
   static constexpr int CONSUMER_REGISTERS = ROWS == 64 ? 200 : 224;
-  static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 512 / PROGRAMS, "");
+  static_assert(
+      PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS == (1 + CONSUMERS) * REGISTERS, "");
 };
 
 // plan.chunk_length.

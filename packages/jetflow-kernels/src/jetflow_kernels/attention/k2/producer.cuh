@@ -39,6 +39,13 @@ struct Ring {
   }
 };
 
+// Whether only the first half of the tile at ``start`` is brought and multiplied: the last tile of a
+// piece may have no more columns.
+template <class S>
+INLINE bool is_narrow(const Item& item, int start) {
+  return S::COLUMNS == 128 && item.end - start <= 64;
+}
+
 // What one lane brings of a tile.
 struct Box {
   bool mine;
@@ -48,18 +55,18 @@ struct Box {
 };
 
 template <class S>
-INLINE Box box_of(const Params& p, const int32_t* table, int start, int end) {
+INLINE Box box_of(const Params& p, const Item& item, const int32_t* table, int start) {
   const int index = threadIdx.x / 32 + 4 * (threadIdx.x % 32);
   const int half = box_half(index, S::HALVES);
   const int row = box_row(index, S::HALVES, p.box);
   Box box;
-  box.mine = row < S::COLUMNS;
+  box.mine = row < (is_narrow<S>(item, start) ? 64 : S::COLUMNS);
   box.value = 64 * half;
   box.first = start + row;
   box.to = half * S::HALF_BYTES + row * 128;
   box.page = 0;
   box.slot = p.page;  // outside of every page: zeros
-  if (box.mine && box.first < end) {
+  if (box.mine && box.first < item.end) {
     box.page = __ldg(table + box.first / p.page * p.table_entry);
     box.slot = box.first % p.page;
   }
@@ -107,7 +114,7 @@ INLINE void produce(
     const int ragged = item.end % p.box;
     const int last_box = ragged != 0 ? item.end - ragged : -1;
     for (int start = item.begin; start < item.end; start += S::COLUMNS, ring.advance()) {
-      const Box box = box_of<S>(p, table, start, item.end);
+      const Box box = box_of<S>(p, item, table, start);
       barrier_wait(shared.keys_empty(ring.stage), ring.parity ^ 1);
       copy_boxes(p, keys, box, box.mine, shared.keys(ring.stage), shared.keys_full(ring.stage),
                  item.head);
