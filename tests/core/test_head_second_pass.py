@@ -120,7 +120,7 @@ def test_the_roots_children_are_those_of_the_first_pass(
     hidden = rows_of(head, embedding, TREES)
     padded = PaddedTrees.of(TREES, 16, CPU)
     logits = hidden @ lm_head.T
-    tokens, scores = child_candidates(head, embedding, padded.tokens, hidden, logits)
+    tokens, scores = child_candidates(head.path, embedding, padded.tokens, hidden, logits, 7)
     first, table = draft_candidates(
         head, embedding, padded.tokens[:, 0], hidden[:, :1], logits[:, :1]
     )
@@ -132,19 +132,18 @@ def test_children_are_a_part_of_one_distribution(
     new_head: Heads, target_matrices: Matrices
 ) -> None:
     embedding, lm_head = target_matrices
-    head = new_head(prefix_filled=True, path_rank=3, candidates=50)
+    head = new_head(prefix_filled=True, path_rank=3)
     hidden = rows_of(head, embedding, TREES)
     tokens = PaddedTrees.of(TREES, 16, CPU).tokens
-    _, scores = child_candidates(head, embedding, tokens, hidden, hidden @ lm_head.T)
+    logits = hidden @ lm_head.T
+    _, scores = child_candidates(head.path, embedding, tokens, hidden, logits, 99)
+    assert scores.shape == (3, 16, 50)
     assert torch.allclose(scores.exp().sum(-1), torch.ones(3, 16, dtype=torch.float64))
     assert (scores[..., 1:] <= scores[..., :-1]).all() and scores.max() <= 0
-    head.config = HeadConfig(**{**_fields(head.config), "candidates": 4})
-    _, fewer = child_candidates(head, embedding, tokens, hidden, hidden @ lm_head.T)
+    _, fewer = child_candidates(head.path, embedding, tokens, hidden, logits, 4)
     assert torch.equal(fewer, scores[..., :4])
-
-
-def _fields(config: HeadConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in HeadConfig.__dataclass_fields__}
+    _, bare = child_candidates(None, embedding, tokens, hidden, logits, 50)
+    assert torch.allclose(bare, logits.log_softmax(-1).sort(-1, descending=True).values)
 
 
 def test_a_block_without_tokens_stays_as_it_is(new_head: Heads, target_matrices: Matrices) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from jetflow_core.head.context import KeysValues, PaddedContext
 from jetflow_core.head.model import DraftHead
+from jetflow_core.head.path import PathTerm
 from jetflow_core.head.prefix import check_prefix_filled, mask_rows, token_rows
 
 
@@ -113,25 +114,31 @@ def _mask(ancestors: Tensor, visible: Tensor) -> Tensor:
 
 
 def child_candidates(
-    head: DraftHead, embedding: Tensor, tokens: Tensor, hidden: Tensor, logits: Tensor
+    path: PathTerm | None,
+    embedding: Tensor,
+    tokens: Tensor,
+    hidden: Tensor,
+    logits: Tensor,
+    width: int,
 ) -> tuple[Tensor, Tensor]:
     """Each node's likeliest children with their log-probabilities over the whole vocabulary.
 
-    A node's token is known, as the root is at depth 1: a head with a path term adds it exactly.
+    A node's token is known, as the root is at depth 1: a path term is added exactly.
 
     Args:
-        head: the draft head that made ``hidden``.
+        path: the path term of the head that made ``hidden``; None leaves it out.
         embedding: the target's embedding ``[vocab, hidden]``.
         tokens: int64 ``[..., N]``, the nodes' own tokens.
         hidden: ``[..., N, hidden]`` from ``second_pass``.
         logits: ``[..., N, vocab]`` of these rows, in the type of the result.
+        width: children of a node, K; at most the vocabulary.
 
     Returns:
         int64 and floating ``[..., N, K]``, best first; never above 0, what lacks to one belongs to
         all other tokens.
     """
-    if head.path is not None:
-        vectors = head.path.parent_vectors(embedding[tokens], hidden)
-        logits = logits + head.path.bias(vectors).to(logits.dtype)
-    best, found = logits.topk(min(head.config.candidates, logits.shape[-1]), dim=-1)
+    if path is not None:
+        vectors = path.parent_vectors(embedding[tokens], hidden)
+        logits = logits + path.bias(vectors).to(logits.dtype)
+    best, found = logits.topk(min(width, logits.shape[-1]), dim=-1)
     return found, (best - logits.logsumexp(-1, keepdim=True)).clamp(max=0.0)
