@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 from functools import lru_cache
 
 import torch
@@ -141,7 +140,7 @@ def _params(
 def _set_scale(parameters: Params, scale: float) -> None:
     """Keeps the factor of the scores positive: its sign and a factor of 0 go into the queries."""
     # As a float32, in which a small scale may be 0.
-    factor = struct.unpack("f", struct.pack("f", abs(scale) * _LOG2_E))[0]
+    factor = ctypes.c_float(abs(scale) * _LOG2_E).value
     parameters.q_keep = 0 if factor == 0 else 0xFFFFFFFF
     parameters.q_flip = _SIGNS if scale < 0 and factor != 0 else 0
     parameters.factor = factor or 1.0
