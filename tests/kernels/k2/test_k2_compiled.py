@@ -47,14 +47,17 @@ def _gate(variant: Configuration, folder: Path) -> None:
     assert (stack, static) == (0, RESERVED)
     assert registers * variant.threads * variant.programs <= REGISTER_FILE
     code = _told("cuobjdump", "-sass", "-fun", variant.name, built)
-    # Scores of a first and of a further tile, their sums and those of the last; where tiles have
-    # 128 columns, half a tile too.
+    # Scores of a first tile, of further ones with and without a mask, and their sums; where tiles
+    # have 128 columns, half a tile too.
     narrow = variant.columns == 128
-    assert _multiplications(code, variant.columns, r"gdesc") == 2 * variant.dim // 16
+    assert _multiplications(code, variant.columns, r"gdesc") == 3 * variant.dim // 16
     if narrow:
         assert _multiplications(code, 64, r"gdesc") == variant.dim // 16
-    steps = 2 * variant.columns // 16 + (4 if narrow else 0)
+    steps = 3 * variant.columns // 16 + (4 if narrow else 0)
     assert _multiplications(code, variant.dim, r"R\d+, gdesc\[UR\d+\]\.tnspB") == steps
+    # Exponentials are taken while sums are under way: between the wait for scores and theirs.
+    overlaps = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", code, re.DOTALL)
+    assert [part.count("MUFU.EX2") >= variant.columns // 2 for part in overlaps] == [True, True]
     assert (".F32.BF16" in code) == ("bf16" in variant.name)
     assert "UTMALDG.4D" in code and "LDGSTS" in code and "USETMAXREG" in code
     # Nothing left in local memory, and no multiplication on the older path.

@@ -113,12 +113,13 @@ struct Consumer {
   INLINE void lone_weights(
       const Item& item, int start, Rows& rows, uint32_t (&weights)[COUNT], float (&shrink)[2]) {
     float scores[2 * COUNT];
+    const auto seen = seen_in<COUNT / 16>(p, item, rows, start);
     barrier_wait(shared.keys_full(keys.stage), keys.parity);
     start_scores(scores);
     mma_wait<0>();
     hold(scores);
     release_keys();
-    if (!seen_whole(item, start)) mask_scores(p, item, rows, start, scores);
+    mask_scores(seen, scores);
     fold_scores(p.factor, rows, scores, shrink);
     pack_weights<Element>(scores, weights);
   }
@@ -136,11 +137,15 @@ struct Consumer {
     release_values();
   }
 
-  // Scores of the tile at ``start`` while the sums of the tile before are under way.
+  // Scores of the tile at ``start`` while the sums of the tile before are under way. No branch may
+  // lie between the two waits: the compiler would then put the second one first.
+  template <bool MASKED>
   INLINE void next_tile(
       const Item& item, int start, Rows& rows, uint32_t (&weights)[SCORES / 2],
       float (&sums)[SUMS]) {
     float scores[SCORES], shrink[2];
+    Seen<SCORES / 32> seen;
+    if (MASKED) seen = seen_in<SCORES / 32>(p, item, rows, start);
     barrier_wait(shared.keys_full(keys.stage), keys.parity);
     hold(sums);
     hold(weights);
@@ -150,8 +155,9 @@ struct Consumer {
     mma_wait<1>();
     hold(scores);
     release_keys();
-    if (!seen_whole(item, start)) mask_scores(p, item, rows, start, scores);
+    if (MASKED) mask_scores(seen, scores);
     fold_scores(p.factor, rows, scores, shrink);
+    finish_before(shared.base, rows.total[0] + rows.total[1]);
     mma_wait<0>();
     hold(sums);
     hold(weights);
@@ -167,8 +173,11 @@ struct Consumer {
       uint32_t weights[SCORES / 2];
       lone_weights(item, start, rows, weights, shrink);
       start += S::COLUMNS;
+      for (; seen_whole(item, start); start += S::COLUMNS) {
+        next_tile<false>(item, start, rows, weights, sums);
+      }
       for (; start < item.end && !is_narrow<S>(item, start); start += S::COLUMNS) {
-        next_tile(item, start, rows, weights, sums);
+        next_tile<true>(item, start, rows, weights, sums);
       }
       lone_sums(weights, sums);
     }

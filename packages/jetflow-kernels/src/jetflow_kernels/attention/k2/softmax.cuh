@@ -18,31 +18,38 @@ INLINE uint64_t word_at(const Params& p, const uint64_t* words, int index) {
   return index < 0 ? ~0ull : __ldg(words + index * p.words_word);
 }
 
-// Scores of columns that a row does not see become -inf.
-template <int COUNT>
-INLINE void mask_scores(
-    const Params& p, const Item& item, const Rows& rows, int start, float (&scores)[COUNT]) {
-  const int shift = threadIdx.x % 4 * 2;
+// Which columns of a tile the two rows of a thread see, shifted to the thread's first column.
+template <int WORDS>
+struct Seen {
+  uint64_t of[2][WORDS];
+};
+
+template <int WORDS>
+INLINE Seen<WORDS> seen_in(const Params& p, const Item& item, const Rows& rows, int start) {
+  Seen<WORDS> seen;
 #pragma unroll
-  for (int sixty_four = 0; sixty_four < COUNT / 32; ++sixty_four) {
-    const int column = start + 64 * sixty_four;
+  for (int word = 0; word < WORDS; ++word) {
+    const int column = start + 64 * word;
     const int index = word_of(column, item.prefix);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const uint64_t seen =
+      seen.of[row][word] =
           visible(column, item.end, item.prefix, word_at(p, rows.words[row], index),
-                  word_at(p, rows.words[row], index + 1)) >> shift;
-      const uint32_t part[2] = {uint32_t(seen), uint32_t(seen >> 32)};
-#pragma unroll
-      for (int eight = 0; eight < 8; ++eight) {
-#pragma unroll
-        for (int next = 0; next < 2; ++next) {
-          const int bit = 8 * (eight % 4) + next;
-          float& score = scores[32 * sixty_four + 4 * eight + 2 * row + next];
-          score = part[eight / 4] >> bit & 1 ? score : -INFINITY;
-        }
-      }
+                  word_at(p, rows.words[row], index + 1)) >> (threadIdx.x % 4 * 2);
     }
+  }
+  return seen;
+}
+
+// Scores of columns that a row does not see become -inf.
+template <int COUNT>
+INLINE void mask_scores(const Seen<COUNT / 32>& seen, float (&scores)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int column = i / 4 * 8 + i % 2;
+    const uint64_t word = seen.of[i / 2 % 2][column / 64];
+    const uint32_t half = uint32_t(column % 64 < 32 ? word : word >> 32);
+    scores[i] = half >> column % 32 & 1 ? scores[i] : -INFINITY;
   }
 }
 
