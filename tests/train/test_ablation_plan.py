@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jetflow_core.cli import run_app
 from jetflow_train.ablation.options import option_kinds, variant_options
-from jetflow_train.ablation.plan import parse_plan, read_plan, shipped_plans
+from jetflow_train.ablation.plan import BUILDERS, parse_plan, read_plan, shipped_plans
 from jetflow_train.ablation.study import data_folders, prepare
 from jetflow_train.cli import build
 from jetflow_train.prompts import read_prompts
@@ -101,6 +101,12 @@ CASES: dict[tuple[str, str], str] = {
     ('of = "base"', 'of = "bas"'): "variant 'children': of 'bas', which is no variant",
     ('of = "base"', 'of = "base"\nchanges = { layers = 2 }'): "can change nothing",
     ('"all-children"', '"best"'): "builder 'best' is none of exact, all-children, chain",
+    ('"all-children"', '"second-pass"'): (
+        "variant 'children': builder second-pass needs a head that is trained with prefix-fill; "
+        "that of 'base' is not"
+    ),
+    ("path-rank = 0", "prefix-fill = 1.5"): "variant 'marginal': prefix-fill 1.5 is out of range",
+    ("path-rank = 0", "prefix-fill = 0.5, causal = false"): "--prefix-fill 0.5 needs a causal head",
     ('"all-children"', '"exact"'): "variant 'children' is the same as 'base'",
     ('start = "base"', 'start = "later"'): "start 'later', which is no variant with a training",
     ("max-steps = 3", "layers = 2"): "layers is fixed by the head of 'base' that it starts with",
@@ -191,7 +197,7 @@ def test_one_length_takes_the_place_of_the_other() -> None:
 
 
 def test_the_shipped_plan_names_only_real_options(home: Path) -> None:
-    assert shipped_plans() == ("paper",)
+    assert shipped_plans() == ("paper", "second-pass")
     plan = read_plan("paper", [Path("p.jsonl")])
     given = {name: home / folder for name, folder in
              {"greedy": "one", "sampled": "two", "corpus": "three"}.items()}  # fmt: skip
@@ -206,8 +212,28 @@ def test_the_shipped_plan_names_only_real_options(home: Path) -> None:
     assert {some.layers for some in shown} == {None, 1, 2, 5}
     assert {some.block_size for some in shown} == {None, 8, 12}
     assert {some.path_rank for some in shown} == {None, 0}
-    assert {each.builder for each in plan.variants} == {"exact", "all-children", "chain"}
+    assert {some.prefix_fill for some in shown} == {0.0, 0.5}
+    assert {each.builder for each in plan.variants} == set(BUILDERS)
     assert plan.evaluation.budgets == (16, 32, 64, 128, 256)
+
+
+def test_the_path_term_and_the_second_pass_learn_from_equally_many_steps(home: Path) -> None:
+    plan = read_plan("second-pass", [Path("p.jsonl")])
+    study = prepare(plan, {"answers": home / "one"})
+    steps = {some.max_steps for some in study.settings.values()}
+    assert len(steps) == 1 and None not in steps
+    twice = [each for each in plan.variants if each.builder == "second-pass"]
+    assert [study.settings[each.trained_as].path_rank for each in twice] == [0, None]
+    for each in twice:
+        assert study.settings[each.trained_as].prefix_fill > 0
+        assert each.against == "base" and plan.variant("base").builder == "exact"
+    # What the long plan holds of it is the same but for the length.
+    paper = {each.name: each for each in read_plan("paper", [Path("p.jsonl")]).variants}
+    assert all(paper[each.name].changes == each.changes for each in plan.variants)
+    # A head that goes on with a filled one may be asked as well.
+    text = GOOD.replace('"all-children"', '"second-pass"').replace('of = "base"', 'of = "reverse"')
+    filled = text.replace('name = "base"', 'name = "base"\nchanges = { prefix-fill = 0.5 }', 1)
+    assert prepare(parse_plan(filled, "plan"), {"words": home / "one"}).sharing("reverse")
 
 
 def test_reverse_kl_and_its_baseline_train_equally_long(home: Path) -> None:

@@ -65,6 +65,15 @@ start = "base"
 changes = { loss = "reverse_kl", max-steps = 1 }
 against = "base"
 [[variants]]
+name = "filled"
+changes = { prefix-fill = 0.5 }
+against = "base"
+[[variants]]
+name = "twice"
+of = "filled"
+builder = "second-pass"
+against = "base"
+[[variants]]
 name = "late"
 changes = { data = ["corpus"] }
 """
@@ -175,15 +184,20 @@ def test_a_finished_study_is_not_touched_again(whole: Path, home: Path) -> None:
 
 def test_variants_of_the_evaluation_share_their_training(whole: Path) -> None:
     assert sorted(each.name for each in (whole / "runs").iterdir()) == [
-        f"{name}-s{seed}" for name in ("base", "marginal", "reverse") for seed in (0, 1)
+        f"{name}-s{seed}" for name in ("base", "filled", "marginal", "reverse") for seed in (0, 1)
     ]
     runs = _results(whole)["runs"]
     by_name = {(run["variant"], run["seed"]): run for run in runs}
-    for one, other in (("base", "children"), ("marginal", "chain")):
+    for one, other in (("base", "children"), ("marginal", "chain"), ("filled", "twice")):
         mine, theirs = by_name[one, 1], by_name[other, 1]
         assert mine["weights_sha256"] == theirs["weights_sha256"]
         assert {p["builder"] for p in mine["policies"]} == {"exact"}
         assert len({p["builder"] for p in theirs["policies"]}) == 1
+    assert all(p["head_slots"] == 4 for p in by_name["filled", 0]["policies"])
+    twice = by_name["twice", 0]["policies"]
+    assert {(p["builder"], p["budget"], p["head_slots"]) for p in twice} == {
+        ("second-pass", 2, 8), ("second-pass", 8, 20),
+    }  # fmt: skip
     start = json.loads((whole / "runs/reverse-s1/start.json").read_text())["start_head"]
     assert start["sha256"] == by_name["base", 1]["weights_sha256"]
     assert by_name["base", 0]["weights_sha256"] != by_name["base", 1]["weights_sha256"]
@@ -208,13 +222,17 @@ def test_the_table_holds_the_figures_of_the_report(whole: Path) -> None:
     assert [each for each in cells if ";" in each] == wanted
     assert "- late: not run: no data called corpus" in page
     assert "| marginal | path-rank 0 | base |" in page
-    assert "| children | the head of base, trees: all-children | base |" in page
+    assert "| children | the head of base, trees: all-children | base | 4 |" in page
+    assert "| filled | prefix-fill 0.5 | base | 4 |" in page
+    assert "| twice | the head of filled, trees: second-pass | base | 8 20 |" in page
+    assert "| late | data corpus |  |  |" in page
 
 
 @pytest.mark.slow
 def test_pictures_show_each_variant_beside_its_baseline(whole: Path, home: Path) -> None:
     assert panels(_results(whole)["plan"]) == [
-        ("base", ["marginal", "children", "reverse"]), ("chain", []), ("late", []),
+        ("base", ["marginal", "children", "reverse", "filled", "twice"]), ("chain", []),
+        ("late", []),
     ]  # fmt: skip
     assert run_study(_study(home), whole, home / "target", plots=True, report=_quiet)
     drawn = sorted((whole / "plots").iterdir())
@@ -331,7 +349,8 @@ def test_a_run_that_comes_to_nothing_stops_no_other(
         "base-s0": "no finite gradient",
         "reverse-s0": "it starts with base: no finite gradient",
     }
-    assert [run["variant"] for run in results["runs"]] == ["marginal", "chain"]
+    told = [run["variant"] for run in results["runs"]]
+    assert told == ["marginal", "chain", "filled", "twice"]
     assert "- base-s0: failed: no finite gradient" in (tmp_path / "table.md").read_text()
 
 

@@ -22,6 +22,7 @@ def command(
     temperatures: Annotated[tuple[float, ...], REAL, _Many] = (0.0, 0.7, 1.0),
     budgets: Annotated[tuple[int, ...], whole(1, MAX_BUDGET), _Many] = (16, 64, 256),
     max_new_tokens: Annotated[int, whole(1, 10**6)] = 128,
+    second_pass: bool = False,
     workers: Annotated[int | None, whole(1, 1024)] = None,
     out: Path | None = None,
     plots: Path | None = None,
@@ -40,6 +41,8 @@ def command(
         temperatures: Of the answers; 0 is greedy.
         budgets: Rows of one verify pass, root included.
         max_new_tokens: Most tokens of an answer; long greedy texts loop, and loops raise tau.
+        second_pass: Also trees for which the head runs again over its first tree; for heads that
+            were trained with `--prefix-fill`.
         workers: Processes that walk the answers; one for each CPU if left out.
         out: Write the report into this JSON file.
         plots: Draw tau by budget and acceptance by depth into this folder.
@@ -59,6 +62,7 @@ def command(
         temperatures=temperatures,
         budgets=budgets,
         max_new_tokens=max_new_tokens,
+        second_pass=second_pass,
         workers=workers or available_cpus(),
     )
     named_sets(prompts)

@@ -11,6 +11,7 @@ from jetflow_core.bench.summary import INTERVAL, bootstrap
 from numpy.typing import NDArray
 
 from jetflow_train.evaluation.figures import ratio_interval
+from jetflow_train.evaluation.policies import HEAD_SLOTS
 
 ALL_SETS = "all sets"
 
@@ -28,6 +29,7 @@ DEFINITIONS = {
         "of it, see by_seed"
     ),
     "budget": "rows of one verify pass, root included; a chain ends with its head's depth",
+    "head_slots": HEAD_SLOTS,
     "walk": (
         "rounds are counted by walking the target's stored answers with trees of the head's "
         "drafts; they are those of real decoding that writes the same text"

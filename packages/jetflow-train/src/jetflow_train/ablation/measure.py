@@ -13,7 +13,7 @@ from jetflow_tree import AllChildren, BestFirst, Chain, TreeBuilder
 from jetflow_train.ablation.plan import BUILDERS
 from jetflow_train.ablation.stored_answers import AnsweredSet
 from jetflow_train.evaluation.offline import evaluate
-from jetflow_train.evaluation.policies import ALL_CHILDREN, CHAIN, OWN, TREE, Policy
+from jetflow_train.evaluation.policies import ALL_CHILDREN, CHAIN, OWN, SECOND_PASS, TREE, Policy
 from jetflow_train.evaluation.walkers import Walkers
 from jetflow_train.files import write_json
 from jetflow_train.heads import weights_sha256
@@ -36,8 +36,8 @@ def policies(builders: Sequence[str], budgets: Sequence[int]) -> list[tuple[str,
 
 
 def _known() -> list[tuple[str, str, TreeBuilder]]:
-    kinds = (TREE, ALL_CHILDREN, CHAIN)
-    grown: tuple[TreeBuilder, ...] = (BestFirst(), AllChildren(), Chain())
+    kinds = (TREE, ALL_CHILDREN, CHAIN, SECOND_PASS)
+    grown: tuple[TreeBuilder, ...] = (BestFirst(), AllChildren(), Chain(), BestFirst())
     return list(zip(BUILDERS, kinds, grown, strict=True))
 
 
@@ -82,6 +82,7 @@ def measure(
                     "temperature": each.answers.temperature,
                     "builder": name,
                     "budget": policy.budget,
+                    "head_slots": walked.head_slots,
                     "tau": walked.tau,
                     "tokens": [sum(walk.sizes) for walk in walked.walks],
                     "rounds": [len(walk.sizes) for walk in walked.walks],

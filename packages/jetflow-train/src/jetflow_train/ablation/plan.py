@@ -13,8 +13,9 @@ from typing import Any
 
 from jetflow_train.evaluation.settings import EvalSettings
 
-BUILDERS = ("exact", "all-children", "chain")
-"""How trees are grown in an evaluation: best-first, the reference's way, and not at all."""
+BUILDERS = ("exact", "all-children", "chain", "second-pass")
+"""How trees are grown in an evaluation: best-first, the reference's way, not at all, and best-first
+again from a second pass of the head over the first tree."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _KEYS = ("train", "seeds", "eval", "variants")

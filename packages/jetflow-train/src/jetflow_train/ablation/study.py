@@ -15,6 +15,7 @@ from jetflow_train.ablation.options import (
 )
 from jetflow_train.ablation.plan import Plan, PlanError, Variant
 from jetflow_train.corpus_text import ORIGIN, TARGET
+from jetflow_train.evaluation.policies import SECOND_PASS
 from jetflow_train.files import sha256_file
 from jetflow_train.heads import check_objective
 from jetflow_train.settings import TrainSettings
@@ -112,6 +113,7 @@ def prepare(plan: Plan, given: DataFolders) -> Study:
             entries[each.name] = tuple(options.get("data", ()))
             settings[each.name] = train_settings(parser, options, Path("run"), where)
             _check_loss(settings[each.name], each, where)
+    _check_second_passes(plan, settings)
     _check_different(plan, settings, entries)
     data, missing = _data(entries, given)
     not_run = _not_run(plan, entries, missing)
@@ -134,6 +136,18 @@ def _check_loss(settings: TrainSettings, variant: Variant, where: str) -> None:
         check_objective(settings.loss, fresh=variant.start is None)
     except ValueError as error:
         raise PlanError(f'{where}: {error} (in a plan: start = "NAME")') from error
+
+
+def _check_second_passes(plan: Plan, settings: Mapping[str, TrainSettings]) -> None:
+    for each in plan.variants:
+        head: Variant | None = plan.variant(each.trained_as)
+        while head is not None and not settings[head.name].prefix_fill:
+            head = plan.variant(head.start) if head.start else None
+        if each.builder == SECOND_PASS and head is None:
+            raise PlanError(
+                f"{plan.where}: variant {each.name!r}: builder {SECOND_PASS} needs a head that is "
+                f"trained with prefix-fill; that of {each.trained_as!r} is not"
+            )
 
 
 def _check_different(

@@ -22,10 +22,23 @@ def _variants(results: Mapping[str, Any]) -> Iterator[str]:
     yield from ("# Ablations", "")
     common = ", ".join(_option(name, value) for name, value in plan["train"].items())
     yield from (f"Every run: {common or 'defaults'}. Seeds {_words(plan['seeds'])}.", "")
-    yield from ("| variant | what it changes | beside |", "|---|---|---|")
+    slots = _head_slots(results["runs"])
+    yield from ("| variant | what it changes | beside | head slots |", "|---|---|---|---|")
     for each in plan["variants"]:
-        yield f"| {each['name']} | {_change(each)} | {each.get('against', '')} |"
+        told = [each["name"], _change(each), each.get("against", ""), slots.get(each["name"], "")]
+        yield f"| {' | '.join(told)} |"
     yield ""
+
+
+def _head_slots(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Slots that the head runs a round, by variant: one number, or one for each budget."""
+    found = {}
+    for run in runs:
+        # What was measured by an earlier version does not tell.
+        by_budget = {each["budget"]: each.get("head_slots", "") for each in run["policies"]}
+        numbers = [by_budget[budget] for budget in sorted(by_budget)]
+        found[run["variant"]] = _words(numbers if len(set(numbers)) > 1 else numbers[:1])
+    return found
 
 
 def _change(variant: Mapping[str, Any]) -> str:

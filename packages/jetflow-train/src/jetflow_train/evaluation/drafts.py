@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,11 +24,40 @@ _LOGITS = 2**26
 """Logits that are held at once."""
 
 
-@torch.no_grad()
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftedTexts:
+    """Texts that went through the head together.
+
+    Attributes:
+        texts: in order.
+        drafts: of each text, by the name of the candidates.
+        features: ``[R, T, taps * hidden]`` of the target, a row a text, padded behind.
+    """
+
+    texts: Sequence[StoredText]
+    drafts: Sequence[Mapping[str, Drafts]]
+    features: Tensor
+
+
 def draft_texts(
-    target: FrozenTarget, head: DraftHead, texts: Sequence[StoredText], names: Sequence[str]
-) -> Iterator[dict[str, Drafts]]:
-    """Candidates for each text, in order.
+    target: FrozenTarget,
+    head: DraftHead,
+    texts: Sequence[StoredText],
+    names: Sequence[str],
+) -> Iterator[Mapping[str, Drafts]]:
+    """Candidates for each text, in order; see ``draft_passes``."""
+    for some in draft_passes(target, head, texts, names):
+        yield from some.drafts
+
+
+@torch.no_grad()
+def draft_passes(
+    target: FrozenTarget,
+    head: DraftHead,
+    texts: Sequence[StoredText],
+    names: Sequence[str],
+) -> Iterator[DraftedTexts]:
+    """Candidates for all texts, in order, as many at a time as one pass takes.
 
     Args:
         target: the target that wrote the texts.
@@ -40,7 +70,8 @@ def draft_texts(
     """
     embedding = target.embedding.to(next(head.parameters()).dtype)
     for some in _passes(head, texts):
-        yield from _draft_together(target, head, embedding, some, names)
+        features, drafts = _draft_together(target, head, embedding, some, names)
+        yield DraftedTexts(some, drafts, features)
 
 
 def _passes(head: DraftHead, texts: Sequence[StoredText]) -> Iterator[list[StoredText]]:
@@ -64,7 +95,7 @@ def _draft_together(
     embedding: Tensor,
     texts: Sequence[StoredText],
     names: Sequence[str],
-) -> Iterator[dict[str, Drafts]]:
+) -> tuple[Tensor, list[dict[str, Drafts]]]:
     tokens, documents, anchors = (
         torch.from_numpy(array).to(target.device) for array in _padded(texts)
     )
@@ -81,8 +112,8 @@ def _draft_together(
     known = torch.cat([row[:count] for row, count in zip(roots, counts, strict=True)])
     made = {name: [part.split(counts) for part in both] for name, both in
             _candidates(target, head, embedding, known, flat, names).items()}  # fmt: skip
-    for index in range(len(texts)):
-        yield {
+    return features, [
+        {
             name: Drafts(
                 tokens=chosen[index].numpy(),
                 log_probs=table[index].numpy(),
@@ -90,6 +121,8 @@ def _draft_together(
             )
             for name, (chosen, table) in made.items()
         }
+        for index in range(len(texts))
+    ]
 
 
 def _padded(

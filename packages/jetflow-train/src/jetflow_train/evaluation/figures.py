@@ -80,6 +80,7 @@ def _row(walked: Walked, answers: Answers) -> dict[str, Any]:
         "policy": walked.policy.name,
         "kind": walked.policy.kind,
         "budget": walked.policy.budget,
+        "head_slots": walked.head_slots,
         "tokens": walked.tokens,
         "rounds": walked.rounds,
         "tau": walked.tau,

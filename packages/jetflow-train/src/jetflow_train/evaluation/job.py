@@ -30,7 +30,14 @@ from jetflow_train.evaluation.figures import (
     top1_figures,
 )
 from jetflow_train.evaluation.offline import Evaluation, Walked, evaluate
-from jetflow_train.evaluation.policies import BASE, OWN, all_policies, exact_policies
+from jetflow_train.evaluation.policies import (
+    BASE,
+    HEAD_SLOTS,
+    OWN,
+    all_policies,
+    exact_policies,
+    second_pass_policies,
+)
 from jetflow_train.evaluation.sets import HeldOut, held_out_sets, longest_prompt
 from jetflow_train.evaluation.settings import EvalSettings, head_names
 from jetflow_train.evaluation.walkers import Walkers
@@ -52,6 +59,11 @@ DEFINITIONS = {
         "drafts; they are those of real decoding that writes the same text"
     ),
     "budget": "rows of one verify pass, root included; 1 is plain decoding",
+    "head_slots": HEAD_SLOTS,
+    "second-pass": (
+        "the head runs again over the tree that its first pass gave, under the tree's mask; the "
+        "final tree of the same budget grows from what it then says of each node's children"
+    ),
     "candidates": "head: as the head drafts; base: its path term left out, everything else alike",
     "accepted_by_depth": (
         "reached: walks that came to a node with children of this depth; accepted: those that "
@@ -95,6 +107,8 @@ def run_eval(
     folder = default_target() if settings.target is None else settings.target
     sets = _sets(settings, folder)
     check_heads(settings.heads, folder)
+    if settings.second_pass:
+        check_second_pass(settings.heads)
     loaded = [load_head(head) for head in settings.heads]
     target = open_target(folder)
     for each in loaded:
@@ -143,6 +157,20 @@ def check_heads(folders: Sequence[Path], target: Path) -> None:
         tokenizer = load_tokenizer(target)
         for folder, _, info in found:
             check_vocabulary(info, folder, tokenizer)
+
+
+def check_second_pass(folders: Sequence[Path]) -> None:
+    """Refuses a second pass of heads that were not trained for it.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for folder in folders:
+        if not read_config(folder)[0].prefix_filled:
+            raise ValueError(
+                f"--second-pass needs heads that were trained with --prefix-fill; the head at "
+                f"{folder} was not"
+            )
 
 
 def _sets(settings: EvalSettings, folder: Path) -> list[HeldOut]:
@@ -213,9 +241,10 @@ def _walked(
     walkers: Walkers,
 ) -> Evaluation:
     depth, budgets = head.config.max_depth, sorted(settings.budgets)
-    policies = {OWN: all_policies(budgets, depth)}
+    again = second_pass_policies(budgets) if settings.second_pass else ()
+    policies = {OWN: (*all_policies(budgets, depth), *again)}
     if head.path is not None:
-        policies[BASE] = exact_policies(budgets, depth)
+        policies[BASE] = (*exact_policies(budgets, depth), *again)
     return evaluate(target, head, answers, policies, walkers)
 
 
@@ -229,6 +258,7 @@ def _head(each: NamedHead) -> dict[str, Any]:
         "path_rank": config.path_rank,
         "candidates": config.candidates,
         "causal": config.causal,
+        "prefix_filled": config.prefix_filled,
         "parameters": sum(parameter.numel() for parameter in each.head.parameters()),
     }
 

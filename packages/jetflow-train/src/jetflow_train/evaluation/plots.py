@@ -9,7 +9,7 @@ from typing import Any
 
 from jetflow_core.reports.files import write_output
 
-from jetflow_train.evaluation.policies import ALL_CHILDREN, BASE, CHAIN, TREE
+from jetflow_train.evaluation.policies import ALL_CHILDREN, BASE, CHAIN, SECOND_PASS, TREE
 from jetflow_train.files import check_folder
 
 TAU, DEPTHS = "tau-by-budget.png", "acceptance-by-depth.png"
@@ -72,7 +72,7 @@ def _lines(
 
 
 def _tau(axis: Any, each: Mapping[str, Any]) -> None:
-    for name, rows in _lines(each, (TREE, ALL_CHILDREN, CHAIN)):
+    for name, rows in _lines(each, (TREE, SECOND_PASS, ALL_CHILDREN, CHAIN)):
         taus = [row["tau"] for row in rows]
         around = [
             [row["tau"] - row["tau_interval"][0] for row in rows],
@@ -88,7 +88,7 @@ def _tau(axis: Any, each: Mapping[str, Any]) -> None:
 
 
 def _depths(axis: Any, each: Mapping[str, Any]) -> None:
-    for name, rows in _lines(each, (TREE, CHAIN)):
+    for name, rows in _lines(each, (TREE, SECOND_PASS, CHAIN)):
         largest = max(rows, key=lambda row: int(row["budget"]))
         reached = [entry for entry in largest["accepted_by_depth"] if entry["reached"]]
         shares = [entry["share"] for entry in reached]

@@ -33,6 +33,8 @@ class EvalSettings:
     budgets: tuple[int, ...] = (16, 64, 256)
     """Rows of a tree, root included."""
     max_new_tokens: int = 128
+    second_pass: bool = False
+    """Also trees of a second pass of the head."""
     workers: int = 1
     """Processes that walk."""
 
