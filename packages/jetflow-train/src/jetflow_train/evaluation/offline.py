@@ -14,8 +14,10 @@ from jetflow_core.head.model import DraftHead
 from numpy.typing import NDArray
 
 from jetflow_train.evaluation.answers import Answers
-from jetflow_train.evaluation.drafts import draft_texts
-from jetflow_train.evaluation.policies import Policy
+from jetflow_train.evaluation.drafts import DraftedTexts, draft_passes
+from jetflow_train.evaluation.policies import OWN, Policy
+from jetflow_train.evaluation.second_pass import SecondPass
+from jetflow_train.evaluation.second_walk import walk_twice_drafted
 from jetflow_train.evaluation.walk import Drafts, StoredText, Walk, WalkTask
 from jetflow_train.evaluation.walkers import Walkers
 from jetflow_train.target import FrozenTarget
@@ -31,6 +33,8 @@ class Walked:
     candidates: str
     policy: Policy
     walks: tuple[Walk, ...]
+    head_slots: int
+    """Slots that the head runs a round, at full depth."""
 
     @property
     def tokens(self) -> int:
@@ -96,28 +100,71 @@ def evaluate(
         walkers: processes that walk; None: this one.
 
     Raises:
-        ValueError: the head's logits are not finite.
+        ValueError: the head's logits are not finite, or a second pass is asked of a head that was
+            not trained for it.
     """
     shape = (2, head.config.max_depth)
     hits = {name: np.zeros(shape, dtype=np.int64) for name in policies}
+    once = {
+        name: [each for each in some if not each.second_pass] for name, some in policies.items()
+    }
+    twice = {name: [each for each in some if each.second_pass] for name, some in policies.items()}
+    again: list[dict[str, list[Walk]]] = []
 
     def tasks() -> Iterator[WalkTask]:
-        drafted = draft_texts(target, head, answers.texts, list(policies))
-        for text, drafts in zip(answers.texts, drafted, strict=True):
-            for name, counts in hits.items():
-                _count_hits(counts, text, drafts[name])
-            yield WalkTask(text=text, drafts=drafts, policies=policies)
+        names = list(policies)
+        for some in draft_passes(target, head, answers.texts, names):
+            again.extend(_walked_twice(target, head, some, twice))
+            for text, drafts in zip(some.texts, some.drafts, strict=True):
+                for name, counts in hits.items():
+                    _count_hits(counts, text, drafts[name])
+                yield WalkTask(text=text, drafts=drafts, policies=once)
 
     found = list((walkers or Walkers()).walk(tasks()))
-    walked = tuple(
-        Walked(candidates=name, policy=policy, walks=tuple(each[name][place] for each in found))
-        for name, some in policies.items()
-        for place, policy in enumerate(some)
-    )
+    block = head.num_slots(head.config.max_depth)
     return Evaluation(
-        walked=walked,
+        walked=tuple(
+            walked
+            for name, some in policies.items()
+            for walked in _in_order(name, some, found, again, block)
+        ),
         top1={name: Top1(right=right, places=places) for name, (right, places) in hits.items()},
     )
+
+
+def _in_order(
+    name: str,
+    policies: Sequence[Policy],
+    once: Sequence[Mapping[str, Sequence[Walk]]],
+    twice: Sequence[Mapping[str, Sequence[Walk]]],
+    block: int,
+) -> Iterator[Walked]:
+    """The walks of all texts, policy by policy, from what ``walk_task`` gives for each text."""
+    of_kind = {
+        second: zip(*(each[name] for each in some), strict=True)
+        for second, some in ((False, once), (True, twice))
+    }
+    for policy in policies:
+        walks = next(of_kind[policy.second_pass])
+        slots = policy.head_slots(block)
+        yield Walked(candidates=name, policy=policy, walks=walks, head_slots=slots)
+
+
+def _walked_twice(
+    target: FrozenTarget, head: DraftHead, some: DraftedTexts, policies: Policies
+) -> list[dict[str, list[Walk]]]:
+    """What ``walk_task`` gives for each of the texts, of policies with a second pass."""
+    found: list[dict[str, list[Walk]]] = [{name: [] for name in policies} for _ in some.texts]
+    for name, asked in policies.items():
+        if not asked:
+            continue
+        again = SecondPass(target, head, some.features, own=name == OWN)
+        drafts = [each[name] for each in some.drafts]
+        for policy in asked:
+            walks = walk_twice_drafted(some.texts, drafts, policy, again.children)
+            for each, walk in zip(found, walks, strict=True):
+                each[name].append(walk)
+    return found
 
 
 def _count_hits(counts: NDArray[np.int64], text: StoredText, drafts: Drafts) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jetflow_tree import Candidates, lazy_walk
+from jetflow_tree import Accepted, Candidates, Tree, lazy_walk
 from jetflow_tree.stats import AcceptanceStats
 from numpy.typing import NDArray
 
@@ -93,31 +93,62 @@ class LazyCandidates:
         return self._made[place]
 
 
-def walk(text: StoredText, candidates: LazyCandidates, policy: Policy) -> Walk:
-    """Rounds of decoding ``text`` with the trees of ``policy``."""
-    tokens: list[int] = text.tokens.tolist()
-    at, end, found = text.first, len(tokens) - 1, Walk()
-    while at < end:
-        drafted = candidates.at(at)
-        tree = policy.build(tokens[at], drafted)
-        below, depths = at + 1, tree.depths.tolist()
+class Rounds:
+    """Decoding of one text, round by round, whatever grows the trees."""
 
-        def pick(row: int, below: int = below, depths: Sequence[int] = depths) -> int:
+    def __init__(self, text: StoredText) -> None:
+        self._tokens: list[int] = text.tokens.tolist()
+        self._end = len(self._tokens) - 1
+        self.at = text.first
+        """Place of the root."""
+        self.found = Walk()
+
+    @property
+    def over(self) -> bool:
+        """Whether the whole text is there."""
+        return self.at >= self._end
+
+    @property
+    def root(self) -> int:
+        """The last token so far."""
+        return self._tokens[self.at]
+
+    def take(self, tree: Tree) -> Accepted:
+        """One round with ``tree``, which grew below the root; what it keeps comes back."""
+        tokens, end, below, depths = self._tokens, self._end, self.at + 1, tree.depths.tolist()
+
+        def pick(row: int) -> int:
             place = below + depths[row]
             return tokens[place] if place < end else _NO_TOKEN
 
         accepted = lazy_walk(tree, pick)
-        found.stats.add(tree, accepted)
-        _count(found.by_candidate, drafted, accepted.tokens)
-        found.sizes.append(len(accepted.nodes) + 1)
-        at += found.sizes[-1]
-    return found
+        self.found.stats.add(tree, accepted)
+        self.found.sizes.append(len(accepted.nodes) + 1)
+        self.at += self.found.sizes[-1]
+        return accepted
+
+    def count(self, drafted: Candidates, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Counts at which place among their candidates accepted tokens stood.
+
+        Args:
+            drafted: candidates.
+            rows: for each token the row of ``drafted`` that proposed it.
+            tokens: the accepted ones.
+        """
+        counts = self.found.by_candidate
+        counts += [0] * (drafted.width - len(counts))
+        for row, token in zip(rows, tokens, strict=True):
+            counts[int((drafted.tokens[row] == token).argmax())] += 1
 
 
-def _count(counts: list[int], drafted: Candidates, accepted: Sequence[int]) -> None:
-    counts += [0] * (drafted.width - len(counts))
-    for depth, token in enumerate(accepted):
-        counts[int((drafted.tokens[depth] == token).argmax())] += 1
+def walk(text: StoredText, candidates: LazyCandidates, policy: Policy) -> Walk:
+    """Rounds of decoding ``text`` with the trees of ``policy``."""
+    rounds = Rounds(text)
+    while not rounds.over:
+        drafted = candidates.at(rounds.at)
+        accepted = rounds.take(policy.build(rounds.root, drafted))
+        rounds.count(drafted, range(len(accepted.tokens)), accepted.tokens)
+    return rounds.found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
