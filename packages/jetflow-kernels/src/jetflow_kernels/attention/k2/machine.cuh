@@ -41,7 +41,7 @@ INLINE bool barrier_passed(uint32_t barrier, uint32_t parity) {
 }
 
 // A wait of seconds can only be a fault: an error then, instead of a device that hangs.
-constexpr long long LONGEST_WAIT = 20'000'000'000;  // clock cycles
+constexpr long long LONGEST_WAIT = 5'000'000'000;  // clock cycles
 
 INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
   if (!barrier_passed(barrier, parity)) {
