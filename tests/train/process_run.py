@@ -17,7 +17,7 @@ from jetflow_train.schedule import Horizon
 from jetflow_train.sharding import Shard
 from jetflow_train.shards import Corpus
 from jetflow_train.target import FrozenTarget, from_model
-from jetflow_train.train_config import TrainConfig
+from jetflow_train.train_config import OptimizerName, TrainConfig
 from jetflow_train.trainer import Trainer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -44,7 +44,12 @@ def seven_texts() -> Corpus:
 
 
 def trainer_in(
-    out: Path, world: World | None = None, *, shard: Shard = "none", pieces: int = 1
+    out: Path,
+    world: World | None = None,
+    *,
+    shard: Shard = "none",
+    pieces: int = 1,
+    optimizer: OptimizerName = "adamw",
 ) -> Trainer:
     """A fresh run in ``out``, or one that goes on with the state there."""
     target = tiny_target()
@@ -54,7 +59,7 @@ def trainer_in(
         target,
         head,
         seven_texts(),
-        TrainConfig(rows=4, width=24, anchors=3, chunks=1, pieces=pieces),
+        TrainConfig(rows=4, width=24, anchors=3, chunks=1, pieces=pieces, optimizer=optimizer),
         out,
         compiled=False,
         world=world,

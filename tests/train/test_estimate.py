@@ -181,7 +181,8 @@ def test_the_estimate_is_told_in_three_lines(tiny_model: Callable[..., Any]) -> 
     assert size(told.peak) in second
     assert f"{told.tokens:,} tokens" in third
     stored = told.to_dict()
-    assert stored["optimizer"] == optimizer_bytes(config)
+    assert stored["optimizer"] == optimizer_bytes(config, "muon")
+    assert 0 < optimizer_bytes(config, "muon") < optimizer_bytes(config, "adamw")
     assert stored["peak"] == told.peak
     assert stored["step"]["logits"] == told.step.logits
 

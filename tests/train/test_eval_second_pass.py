@@ -215,6 +215,7 @@ def make_head(target: FrozenTarget, **options: Any) -> DraftHead:
         path_rank=options.pop("path_rank", 8),
         taps=(0, 1, 3),
         prefix_filled=options.pop("prefix_filled", True),
+        input_bridge=True,
     )
     torch.manual_seed(1)
     head = DraftHead(replace(config, candidates=24, **options)).to(target.dtype)
@@ -234,7 +235,7 @@ def some_texts() -> list[StoredText]:
 
 def test_children_are_those_of_the_block_that_begins_with_the_path(target: FrozenTarget) -> None:
     head, texts, compared = make_head(target, path_rank=0), some_texts(), 0
-    (drafted,) = draft_passes(target, head, texts, [OWN])
+    (drafted,) = draft_passes(target, head, texts, [OWN], 0.0)
     trees = [Tree.from_parents([0, 5, 6, 5], [-1, 0, 0, 2]), Tree.from_parents([0, 3], [-1, 0])]
     places = ((0, 4, trees[0]), (1, 2, trees[1]), (0, 9, trees[1]), (1, 0, trees[0]))
     asked = [
@@ -247,9 +248,9 @@ def test_children_are_those_of_the_block_that_begins_with_the_path(target: Froze
         row = torch.from_numpy(texts[text].tokens)[None]
         mask = torch.ones(1, row.shape[1], row.shape[1], dtype=torch.bool).tril()
         features, _ = target.capture(row, torch.arange(row.shape[1])[None], mask, (0, 1, 3))
-        context = head.context_keys_values(
-            head.fuse(features[:, :place]), torch.arange(place)[None]
-        )
+        fused = head.fuse(features)
+        last = fused[:, place - 1] if place else torch.zeros_like(fused[:, 0])
+        context = head.context_keys_values(fused[:, :place], torch.arange(place)[None])
         for node in range(tree.num_nodes):
             path = tree.tokens[[0, *tree.path(node)]].tolist()
             tokens = torch.tensor([path + [0] * (6 - len(path))])
@@ -257,6 +258,7 @@ def test_children_are_those_of_the_block_that_begins_with_the_path(target: Froze
             block = fill_prefix(
                 head, block, target.embedding, tokens, torch.tensor([len(path) - 1])
             )
+            block = head.bridged(block, target.embedding[tokens[:, 0]], last)
             inside = torch.cat([torch.ones(6, place, dtype=torch.bool), head.block_mask(6, CPU)], 1)
             hidden = head.run_block(
                 block, place + torch.arange(6)[None], PaddedContext(context, inside[None, None])
@@ -314,7 +316,7 @@ def test_a_head_not_trained_for_it_is_refused(target: FrozenTarget) -> None:
     with torch.no_grad():
         filled.mask_embedding[0] = float("nan")
     texts = some_texts()
-    (drafted,) = draft_passes(target, head, texts, [OWN])
+    (drafted,) = draft_passes(target, head, texts, [OWN], 0.0)
     again = SecondPass(target, filled, drafted.features, own=True)
     with pytest.raises(ValueError, match="the second pass gave logits that are not finite"):
         again.children([Asked(0, 4, Tree.root_only(int(texts[0].tokens[4])))])
@@ -356,8 +358,11 @@ def test_the_command_tells_what_a_second_pass_gives_and_costs(
             assert rows[candidates, f"second-pass-{budget}"]["head_slots"] == 6 + 2 * budget
             assert rows[candidates, f"tree-{budget}"]["head_slots"] == 6
             assert rows[candidates, f"second-pass-{budget}"]["tokens"] == one["tokens"]
-    assert {"second-pass", "head_slots"} <= report["definitions"].keys()
+    assert {"second-pass", "head_slots", "pass_seconds"} <= report["definitions"].keys()
     assert report["heads"][0]["prefix_filled"] is True
+    times = report["heads"][0]["pass_seconds"]
+    assert times["context"] == 512 and times["second"].keys() == {"4", "8"}
+    assert 0 < times["block"] < 1 and all(0 < each < 1 for each in times["second"].values())
     assert "second-pass-8" in capsys.readouterr().out
     assert go("--head", "filled", "plain") == 2
     assert "--second-pass needs heads that were trained with --prefix-fill; the head at plain" in (

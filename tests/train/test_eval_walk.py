@@ -86,6 +86,8 @@ HEADS: dict[str, dict[str, Any]] = {
     "pool": {"path_context": True, "candidates": 24, "candidate_pool": 100},
     "bidirectional": {"path_rank": 0, "causal": False},
     "short": {"max_position_embeddings": 12},
+    "bridge": {"input_bridge": True},
+    "calibrated": {"score_temperatures": ((0.0, 0.5), (1.0, 1.5))},
 }
 
 
@@ -96,6 +98,8 @@ HEADS: dict[str, dict[str, Any]] = {
         ("path", 0.8),
         ("bidirectional", 0.0),
         ("short", 0.8),
+        ("calibrated", 0.2),
+        ("bridge", 0.0),
         pytest.param("pool", 0.8, marks=pytest.mark.slow),
     ],
 )
@@ -128,7 +132,7 @@ def compare(
         StoredText(tokens=np.asarray([*prompt, *answer]), prompt_len=len(prompt), limit=LIMIT)
         for prompt, answer in zip(PROMPTS, written, strict=True)
     ]
-    drafts = [each[OWN] for each in draft_texts(frozen, head, texts, [OWN])]
+    drafts = [each[OWN] for each in draft_texts(frozen, head, texts, [OWN], params.temperature)]
     candidates = [LazyCandidates(*pair) for pair in zip(texts, drafts, strict=True)]
     accepted = 0
     for policy in policies:
@@ -143,7 +147,9 @@ def compare(
     return accepted
 
 
-@pytest.mark.parametrize("options", [{}, {"path_context": True, "candidate_pool": 100}])
+@pytest.mark.parametrize(
+    "options", [{}, {"path_context": True, "candidate_pool": 100, "input_bridge": True}]
+)
 def test_drafts_of_many_texts_are_those_of_the_engines_drafter(
     frozen: FrozenTarget, options: dict[str, Any]
 ) -> None:
@@ -153,7 +159,7 @@ def test_drafts_of_many_texts_are_those_of_the_engines_drafter(
         StoredText(tokens=rng.integers(0, 128, size=size), prompt_len=start, limit=9)
         for size, start in ((12, 5), (4, 1), (10, 9))
     ]
-    drafted = list(draft_texts(frozen, head, texts, [OWN, BASE]))
+    drafted = list(draft_texts(frozen, head, texts, [OWN, BASE], 0.0))
     drafter = HeadDrafter(head, frozen.embedding, frozen.lm_head, num_slots=1, capacity=64)
     for text, drafts in zip(texts, drafted, strict=True):
         row = torch.from_numpy(text.tokens)[None]
@@ -173,11 +179,11 @@ def test_drafts_of_many_texts_are_those_of_the_engines_drafter(
 def test_the_base_is_the_head_with_a_path_term_of_zero(frozen: FrozenTarget) -> None:
     head = make_head(frozen)
     text = StoredText(tokens=np.arange(20) * 7 % 128, prompt_len=5, limit=16)
-    (with_path,) = draft_texts(frozen, head, [text], [OWN, BASE])
+    (with_path,) = draft_texts(frozen, head, [text], [OWN, BASE], 0.0)
     assert head.path is not None
     with torch.no_grad():
         head.path.out.weight.zero_()
-    (without,) = draft_texts(frozen, head, [text], [OWN, BASE])
+    (without,) = draft_texts(frozen, head, [text], [OWN, BASE], 0.0)
     assert (without[OWN].tokens == with_path[BASE].tokens).all()
     assert (without[OWN].tokens != with_path[OWN].tokens).any()
     assert np.allclose(
@@ -191,7 +197,7 @@ def test_a_head_that_is_not_finite_is_refused(frozen: FrozenTarget) -> None:
         head.norm.weight[0] = float("nan")
     text = StoredText(tokens=np.arange(9), prompt_len=5, limit=4)
     with pytest.raises(ValueError, match="logits that are not finite"):
-        list(draft_texts(frozen, head, [text], [OWN]))
+        list(draft_texts(frozen, head, [text], [OWN], 0.0))
 
 
 def certain(rows: Sequence[Sequence[int]], positions: int = 1000) -> Drafts:

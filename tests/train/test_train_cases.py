@@ -117,11 +117,14 @@ def test_a_resumed_run_keeps_rates_data_and_moments(
         rates: list[list[float]] = []
         data: list[tuple[int, Any, Any]] = []
         for stop_after in parts:
-            trainer = watched(new_run(tmp_path / str(len(parts))))
+            trainer = watched(new_run(tmp_path / str(len(parts)), optimizer="muon"))
             trainer.run(Horizon(steps=20), stop_after=stop_after, report=_quiet)
         moments = trainer.optimizer.state
         assert len(moments) == len(list(trainer.head.parameters())) > 0
-        assert all(moment["exp_avg_sq"].any() for moment in moments.values())
+        assert {"exp_avg_sq", "momentum_buffer"} == {
+            name for moment in moments.values() for name in moment
+        } - {"exp_avg", "step"}
+        assert all(value.any() for moment in moments.values() for value in moment.values())
         runs.append((rates, data, trainer.head, list(moments.values())))
     (rates, data, head, moments), (rates2, data2, head2, moments2) = runs
     assert rates == rates2

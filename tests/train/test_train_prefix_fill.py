@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from jetflow_core.head.bridge import last_rows
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.second_pass import PaddedTrees, second_pass
 from jetflow_train.blocks import block_ropes, run_blocks
@@ -45,12 +46,14 @@ def single(tiny_model: Callable[..., Any]) -> FrozenTarget:
 def make_head(target: FrozenTarget, *, prefix_filled: bool = True) -> DraftHead:
     config = head_config(
         target.shape, num_layers=2, block_size=DEPTH + 1, path_rank=8, taps=(0, 1, 3),
-        prefix_filled=prefix_filled,
+        prefix_filled=prefix_filled, input_bridge=True,
     )  # fmt: skip
     head = new_head(target, config, torch.arange(64).view(2, 32), seed=0).to(target.dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        assert head.path is not None
+        assert head.path is not None and head.bridge is not None
+        for bridge in (head.bridge.root, head.bridge.context):
+            bridge.weight.normal_(0, 0.1, generator=generator)
         head.path.out.weight.normal_(0, 0.3, generator=generator)
         head.depth_offsets.normal_(0, 0.3, generator=generator)
     return head
@@ -102,9 +105,8 @@ def test_a_chain_filled_in_training_equals_the_second_pass_over_it(target: Froze
         start = 0 if anchor < 11 else 11
         if anchor == 19:
             start = 19
-        context = head.context_keys_values(
-            head.fuse(features[:, start:anchor]), positions[:, start:anchor]
-        )
+        fused = head.fuse(features[:, start:anchor])
+        context = head.context_keys_values(fused, positions[:, start:anchor])
         path = batch.tokens[0, anchor : anchor + filled + 1]
         chain = Tree.from_parents(path, np.arange(-1, len(path) - 1))
         found = second_pass(
@@ -113,6 +115,9 @@ def test_a_chain_filled_in_training_equals_the_second_pass_over_it(target: Froze
             PaddedTrees.of([chain], len(path), CPU),
             context,
             torch.tensor([anchor - start]),
+            last_rows(fused[0], torch.tensor([anchor - start]))
+            if anchor > start
+            else torch.zeros(1, head.config.hidden_size, dtype=target.dtype),
         )
         assert torch.allclose(rows[0, i, filled], found[0, filled], atol=1e-9, rtol=0), i
 

@@ -45,7 +45,14 @@ def target(model: Any) -> FrozenTarget:
 def make_head(target: FrozenTarget, **options: Any) -> DraftHead:
     config = head_config(
         target.shape,
-        **{"num_layers": 2, "block_size": 5, "path_rank": 8, "taps": (0, 1, 3), **options},
+        **{
+            "num_layers": 2,
+            "block_size": 5,
+            "path_rank": 8,
+            "input_bridge": True,
+            "taps": (0, 1, 3),
+            **options,
+        },
     )
     sample = torch.arange(64).view(2, 32) % target.shape.vocab_size
     head = new_head(target, config, sample, seed=0).to(target.dtype)
@@ -54,6 +61,9 @@ def make_head(target: FrozenTarget, **options: Any) -> DraftHead:
         # Zero-initialised parts would hide an error in how they enter.
         if head.path is not None:
             head.path.out.weight.normal_(0, 0.3, generator=generator)
+        if head.bridge is not None:
+            for parameter in head.bridge.parameters():
+                parameter.normal_(0, 0.05, generator=generator)
         head.depth_offsets.normal_(0, 0.3, generator=generator)
     return head
 
@@ -94,8 +104,12 @@ def test_packed_blocks_equal_the_block_pass_on_the_cut_context(target: FrozenTar
     for i, anchor in enumerate(anchors[0].tolist()):
         start = 0 if anchor < 11 else 11
         places = positions[:, start:anchor]
-        context = head.context_keys_values(head.fuse(features[:, start:anchor]), places)
-        block = head.block_input(tokens[0, anchor : anchor + 1], target.embedding, 4)
+        fused = head.fuse(features[:, start:anchor])
+        context = head.context_keys_values(fused, places)
+        root = tokens[0, anchor : anchor + 1]
+        block = head.block_input(root, target.embedding, 4)
+        last = fused[:, -1] if anchor > start else torch.zeros_like(head.fuse(features[:, 0]))
+        block = head.bridged(block, target.embedding[root], last)
         slots = anchor - start + torch.arange(5)[None]
         seen = torch.ones(5, anchor - start, dtype=torch.bool)
         whole = torch.cat([seen, head.block_mask(5, CPU)], dim=1)[None, None]
@@ -235,8 +249,11 @@ def test_pieces_of_a_step_make_the_same_step(
 ) -> None:
     made = []
     for number in (1, pieces):
-        # In float64, or the optimizer would magnify the rounding of vanishing gradients.
-        config = TrainConfig(rows=4, width=32, anchors=4, chunks=1, pieces=number)
+        # In float64, or the optimizer would magnify the rounding of vanishing gradients; Muon turns
+        # matrices in bf16, whatever their type.
+        config = TrainConfig(
+            rows=4, width=32, anchors=4, chunks=1, pieces=number, optimizer="adamw"
+        )
         head, corpus = make_head(target), greedy_corpus(target, 8, 12)
         trainer = Trainer(target, head, corpus, config, tmp_path / str(number), compiled=False)
         trainer.run(Horizon(steps=3), report=_quiet)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
 
-from jetflow_tree import Accepted, Tree, lazy_walk
+from jetflow_tree import Accepted, Candidates, Scoring, Tree, lazy_walk
 
 from jetflow_core.ending import Ending
 from jetflow_core.picker import NonFiniteLogitsError, Pick, TokenPicker, argmax_rows
@@ -35,6 +35,8 @@ class DecodeRequest:
     picker: TokenPicker
     ending: Ending
     """Used up by one decoding: it holds the text so far."""
+    scoring: Scoring | None = None
+    """Reshapes what is drafted for this request before its trees grow; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ class _Running:
     def depth_left(self) -> int:
         """Deepest row that can still be kept: one more token always follows the accepted ones."""
         return self.limit - len(self.generated) - 1
+
+    def reshaped(self, draft: Candidates) -> Candidates:
+        """``draft`` as this request's trees grow from it."""
+        scoring = self.request.scoring
+        return draft if scoring is None else scoring(draft)
 
 
 def decode(
@@ -177,6 +184,7 @@ def _one_pass(
     depth = min(planner.depth(len(slots)), max(r.depth_left for r in active))
     roots = [r.root for r in active]
     drafts = drafter.propose(slots, roots, depth) if depth > 0 else []
+    drafts = [r.reshaped(draft) for r, draft in zip(active, drafts, strict=False)]
     times.append(perf_counter())
     if drafts:
         trees = planner.grow(roots, drafts, [r.depth_left for r in active])

@@ -17,6 +17,7 @@ from jetflow_core.fit import check_fit, check_taps
 from jetflow_core.generation import Generation
 from jetflow_core.head.checkpoint import LoadedHead, load_head, read_config
 from jetflow_core.head.drafter import HeadDrafter
+from jetflow_core.head.scores import head_scoring
 from jetflow_core.limits import MAX_BUDGET
 from jetflow_core.notices import Notices
 from jetflow_core.picker import TokenPicker
@@ -94,7 +95,8 @@ class Engine:
             ValueError: something does not fit, named; before any work.
         """
         each = _one_each(params, len(prompts))
-        requests = [self._request(p, q) for p, q in zip(prompts, each, strict=True)]
+        own = drafter is None
+        requests = [self._request(p, q, own=own) for p, q in zip(prompts, each, strict=True)]
         return self._rounds(requests, options, num_slots, drafter)
 
     def _rounds(
@@ -177,13 +179,17 @@ class Engine:
             drafter: proposes instead of the head.
         """
         each = _one_each(params, len(prompts))
-        requests = [self._request(p, q) for p, q in zip(prompts, each, strict=True)]
+        own = drafter is None
+        requests = [self._request(p, q, own=own) for p, q in zip(prompts, each, strict=True)]
         found: list[list[Round]] = [[] for _ in requests]
         for result in self._rounds(requests, options or TreeOptions(), num_slots, drafter):
             found[result.request].append(result)
         return [Generation.of(r, rounds) for r, rounds in zip(requests, found, strict=True)]
 
-    def _request(self, prompt: Sequence[int], params: SamplingParams) -> DecodeRequest:
+    def _request(
+        self, prompt: Sequence[int], params: SamplingParams, *, own: bool
+    ) -> DecodeRequest:
+        """``own``: the head drafts, so that its scores are read as it says."""
         eos, vocab = self.target.eos_token_ids, self.target.vocab_size
         tokenizer = self.target.tokenizer if self.target.tokenizer_source else None
         ids = prompt_ids(prompt)
@@ -191,6 +197,9 @@ class Engine:
             prompt=ids,
             picker=TokenPicker(params, ids, eos, vocab),
             ending=Ending(params, eos, tokenizer),
+            scoring=head_scoring(self.head.config, params.temperature)
+            if own and self.head
+            else None,
         )
 
     @property

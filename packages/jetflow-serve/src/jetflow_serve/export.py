@@ -87,6 +87,7 @@ def _refuse_what_vllm_lacks(loaded: LoadedHead) -> None:
             (config.path_rank > 0, f"a path term of rank {config.path_rank}"),
             (config.normalize_taps, "tap normalisation (normalize_taps)"),
             (config.depth_offset_rows > 0, "learned depth offsets (depth_offset_rows)"),
+            (config.input_bridge, "an input bridge (input_bridge)"),
             (config.draft_shift, "shifted slots (draft_shift)"),
         )
         if present

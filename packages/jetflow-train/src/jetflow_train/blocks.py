@@ -87,10 +87,11 @@ def run_blocks(
         columns = (anchors[:, :, None] + steps).clamp(max=tokens.shape[1] - 1).flatten(1)
         texts = tokens.gather(1, columns).view(-1, slots)
         block = fill_prefix(head, block, embedding, texts, fill.flatten())
-    block = block.view(rows, count * slots, -1)
+    fused = head.fuse(features)
+    last = last_context_rows(fused, documents, anchors).flatten(0, 1)
+    block = head.bridged(block, embedding[roots], last).view(rows, count * slots, -1)
     visible = context_mask(documents, anchors)
     own = head.block_mask(slots, anchors.device)
-    fused = head.fuse(features)
     if layers is None:
         own_layers = [layer for layer in head.layers if isinstance(layer, HeadLayer)]
         layers = [partial(run_block_layer, layer) for layer in own_layers]
@@ -133,6 +134,14 @@ def context_mask(documents: Tensor, anchors: Tensor) -> Tensor:
     columns = torch.arange(documents.shape[1], device=documents.device)
     same = documents[:, None, :] == documents.gather(1, anchors)[:, :, None]
     return same & (columns < anchors[:, :, None])
+
+
+def last_context_rows(fused: Tensor, documents: Tensor, anchors: Tensor) -> Tensor:
+    """The fused row before each block's root ``[R, A, hidden]``; zeros at a sequence's start."""
+    before = (anchors - 1).clamp(min=0)
+    rows = fused.gather(1, before[..., None].expand(-1, -1, fused.shape[-1]))
+    own = documents.gather(1, before) == documents.gather(1, anchors)
+    return rows * (own & (anchors > 0))[..., None]
 
 
 def block_attention(

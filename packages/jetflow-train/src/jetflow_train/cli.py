@@ -11,7 +11,7 @@ from jetflow_core.cli import run_app
 from jetflow_core.commands.numbers import REAL, Positive, Real, Seed, whole
 from jetflow_core.commands.registry import new_app
 
-from jetflow_train import cli_ablate, cli_data, cli_eval
+from jetflow_train import cli_ablate, cli_calibrate, cli_data, cli_eval
 from jetflow_train.settings import RUN, TrainSettings
 
 _NAME = "jetflow-train"
@@ -155,6 +155,7 @@ def build() -> App:
     app.command(data)
     for command in (train, plot_run, smoke):
         app.command(command)
+    app.command(cli_calibrate.command, name="calibrate")
     app.command(cli_eval.command, name="eval")
     app.command(cli_ablate.command, name="ablate")
     return app

@@ -16,7 +16,7 @@ from jetflow_core.head.config import HeadConfig
 from jetflow_train.sharding import Shard
 from jetflow_train.shards import Corpus
 from jetflow_train.target import FrozenTarget
-from jetflow_train.train_config import TrainConfig
+from jetflow_train.train_config import OptimizerName, TrainConfig
 
 FP32 = 4
 # Tensors of one chunk's loss rows by the vocabulary, in fp32, at the fullest moment: the target's
@@ -34,18 +34,15 @@ def head_parameters(config: HeadConfig) -> int:
 
 def _matrices(config: HeadConfig) -> list[tuple[int, int]]:
     """The shape of every parameter of a head; vectors have one row."""
-    hidden, inner, rank = config.hidden_size, config.intermediate_size, config.path_rank
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer = [
-        *((query, hidden), (key, hidden), (key, hidden), (hidden, query)),
-        *((1, config.head_dim), (1, config.head_dim), (1, hidden), (1, hidden)),
-        *((inner, hidden), (inner, hidden), (hidden, inner)),
-    ]
-    found = [(hidden, config.feature_size), (1, hidden), (1, hidden), *layer * config.num_layers]
+    hidden, rank = config.hidden_size, config.path_rank
+    found = [(hidden, config.feature_size), (1, hidden), (1, hidden)]
+    found += _layer(config) * config.num_layers
     if config.learned_mask:
         found.append((1, hidden))
     if config.depth_offset_rows:
         found.append((config.depth_offset_rows, hidden))
+    if config.input_bridge:
+        found += [(hidden, hidden)] * 2
     if rank:
         found += [(rank, hidden), (config.vocab_size, rank)]
     if rank and config.path_context:
@@ -53,9 +50,31 @@ def _matrices(config: HeadConfig) -> list[tuple[int, int]]:
     return found
 
 
-def optimizer_bytes(config: HeadConfig) -> int:
-    """Bytes of AdamW's state: two fp32 numbers a weight, and a step count a parameter tensor."""
-    return FP32 * (2 * head_parameters(config) + len(_matrices(config)))
+def _layer(config: HeadConfig) -> list[tuple[int, int]]:
+    """The shapes of one layer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return [
+        *((query, hidden), (key, hidden), (key, hidden), (hidden, query)),
+        *((1, config.head_dim), (1, config.head_dim), (1, hidden), (1, hidden)),
+        *((inner, hidden), (inner, hidden), (hidden, inner)),
+    ]
+
+
+def optimizer_bytes(config: HeadConfig, optimizer: OptimizerName) -> int:
+    """Bytes of the optimizer's state.
+
+    AdamW's is two fp32 numbers a weight, and a step count a parameter tensor; Muon's one number.
+    """
+    shapes, turned = _matrices(config), _muon_matrices(config) if optimizer == "muon" else []
+    whole = FP32 * (2 * head_parameters(config) + len(shapes))
+    return whole - FP32 * sum(rows * columns + 1 for rows, columns in turned)
+
+
+def _muon_matrices(config: HeadConfig) -> list[tuple[int, int]]:
+    """Those of ``optimizer.muon_parameters``."""
+    layers = [each for each in _layer(config) if each[0] > 1]
+    return [(config.hidden_size, config.feature_size), *layers * config.num_layers]
 
 
 def target_bytes(target: FrozenTarget, *, layer_parts: int = 1) -> int:
@@ -194,7 +213,7 @@ def estimate(
         parameters=parameters,
         weights=-(-FP32 * parameters // parts),
         gradients=-(-FP32 * parameters // parts),
-        optimizer=-(-optimizer_bytes(config) // parts),
+        optimizer=-(-optimizer_bytes(config, train.optimizer) // parts),
         target=target_bytes(target, layer_parts=processes if shard == "all" else 1) + copied,
         step=step_bytes(config, train, processes=processes, narrow=narrow),
         loss_rows=train.rows * train.anchors * config.max_depth,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from jetflow_train.optimizer import HeadOptimizer
+
 MOST_IN_A_ROW = 5
 
 
@@ -30,16 +32,15 @@ def clip_gradient(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
 class StepGuard:
     """Skips broken steps on the device, and judges them when the host next looks.
 
-    A fused optimizer reads the flag on the device, so no step waits for the host.
+    The optimizer reads the flag on the device, so no step waits for the host.
     """
 
     skipped: list[int] = field(default_factory=list)
     """Steps that were skipped, in order."""
 
-    def arm(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+    def arm(self, optimizer: HeadOptimizer, norm: Tensor) -> None:
         """Let ``optimizer`` skip its next step if the gradient's ``norm`` is not finite."""
-        # As torch's gradient scaler does: fused optimizers look for it, no base class names it.
-        optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        optimizer.arm(~torch.isfinite(norm))
 
     def judge(self, steps: list[int], norms: list[float]) -> list[int]:
         """Which of ``steps`` were skipped.

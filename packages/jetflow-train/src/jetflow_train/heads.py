@@ -32,6 +32,8 @@ class HeadChoice:
 
     num_layers: int = 3
     block_size: int = 16
+    input_bridge: bool = True
+    """Every slot reads the root and the context's last row at once."""
     path_rank: int = 128
     path_context: bool = True
     """The path term reads its depth's hidden state; without a path term this says nothing."""
@@ -60,6 +62,7 @@ class HeadChoice:
             shape,
             num_layers=self.num_layers,
             block_size=self.block_size,
+            input_bridge=self.input_bridge,
             path_rank=self.path_rank,
             path_context=self.path_context and self.path_rank > 0,
             candidate_pool=self.candidate_pool if self.path_rank else 0,

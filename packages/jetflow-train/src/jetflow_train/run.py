@@ -23,7 +23,7 @@ from jetflow_train.prompts import load_prompts, named_sets
 from jetflow_train.records import write_result, write_start
 from jetflow_train.regenerate import RegenerateConfig, regenerate
 from jetflow_train.settings import TrainSettings
-from jetflow_train.sharding import check_shard
+from jetflow_train.sharding import check_optimizer, check_shard
 from jetflow_train.shards import Corpus, load_corpus
 from jetflow_train.signals import stop_requests
 from jetflow_train.sinks.base import MetricSink
@@ -175,6 +175,7 @@ def _check(settings: TrainSettings, world: World) -> Path:
     config, out, start = settings.train_config(), settings.out, settings.start_head
     settings.horizon()
     check_shard(settings.shard, world)
+    check_optimizer(config.optimizer, settings.shard)
     config.rows_of_a_piece(world.size)
     if (out / STATE).exists() != settings.resume:
         if settings.resume:

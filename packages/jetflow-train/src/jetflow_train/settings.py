@@ -32,6 +32,7 @@ _MANY = Parameter(group=RUN, consume_multiple=True, show_default=False)
 HEAD_FIELDS = {
     "layers": "num_layers",
     "block_size": "block_size",
+    "input_bridge": "input_bridge",
     "path_rank": "path_rank",
     "path_context": "path_context",
     "candidate_pool": "candidate_pool",
@@ -79,6 +80,8 @@ class TrainSettings:
     """Layers of the head; default 3."""
     block_size: Annotated[int | None, whole(2, 1024), Parameter(group=_HEAD)] = None
     """Slots of a block, the root's included; default 16."""
+    input_bridge: Annotated[bool | None, Parameter(group=_HEAD)] = None
+    """Every slot of a block also reads the root and the context's last row; default true."""
     path_rank: Annotated[int | None, whole(0, 16384), Parameter(group=_HEAD)] = None
     """Rank of the path term; 0 leaves it out; default 128."""
     path_context: Annotated[bool | None, Parameter(group=_HEAD)] = None
@@ -120,6 +123,8 @@ class TrainSettings:
     """Divides the logits of both sides in the loss."""
     gamma: Annotated[Real, Parameter(group=_LOSS)] = 4.0
     """Depth d weighs exp(-(d - 1) / gamma); 0 weighs all alike."""
+    optimizer: Annotated[Literal["muon", "adamw"] | None, Parameter(group=_LOSS)] = None
+    """Of the layers' matrices; default muon, which needs whole ones: with --shard adamw."""
     learning_rate: Annotated[Real, Parameter(group=_LOSS)] = 1.5e-3
     """Peak rate of the head."""
     path_learning_rate: Annotated[Real, Parameter(group=_LOSS)] = 3e-3
@@ -176,7 +181,11 @@ class TrainSettings:
         """
         from jetflow_train.train_config import TrainConfig
 
-        return TrainConfig(**{each.name: getattr(self, each.name) for each in fields(TrainConfig)})
+        given = {each.name: getattr(self, each.name) for each in fields(TrainConfig)}
+        return TrainConfig(**{**given, "optimizer": self._optimizer()})
+
+    def _optimizer(self) -> Literal["muon", "adamw"]:
+        return self.optimizer or ("muon" if self.shard == "none" else "adamw")
 
     def horizon(self) -> Horizon:
         """The length of the run.
@@ -209,7 +218,7 @@ class TrainSettings:
     def resolved(self, head: HeadConfig) -> TrainSettings:
         """The same settings with nothing of ``head`` left to defaults."""
         shape = {name: getattr(head, field) for name, field in HEAD_FIELDS.items()}
-        return replace(self, **shape)
+        return replace(self, optimizer=self._optimizer(), **shape)
 
     def stored(self) -> dict[str, Any]:
         """Keys and values of the file with which the same run is given again."""

@@ -24,6 +24,7 @@ from jetflow_train.sight import Sight
 from jetflow_train.step import StepFunctions, StepLosses
 from jetflow_train.target import AnyTarget, FrozenTarget
 from jetflow_train.target_layer import LayerWeights, TargetShape
+from jetflow_train.train_config import OptimizerName
 
 Shard = Literal["none", "head", "all"]
 """What is shared out: nothing; the head with its gradients and optimizer; the target's layers too.
@@ -41,6 +42,19 @@ def check_shard(shard: Shard, world: World) -> None:
     if shard != "none" and world.control is None:
         raise ValueError(
             f"shard {shard!r} shares weights out over processes: start them with torchrun"
+        )
+
+
+def check_optimizer(optimizer: OptimizerName, shard: Shard) -> None:
+    """Looks whether ``optimizer`` can step over what ``shard`` leaves to each process.
+
+    Raises:
+        ValueError: it needs whole matrices.
+    """
+    if optimizer == "muon" and shard != "none":
+        raise ValueError(
+            f"--optimizer muon turns whole matrices, and --shard {shard} leaves a part of each to "
+            "a process: use --optimizer adamw with it"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -45,7 +45,7 @@ class Progress:
 def save_state(
     path: Path,
     head: DraftHead,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     progress: Progress,
     settings: Mapping[str, Any],
     *,
@@ -58,7 +58,7 @@ def save_state(
     Args:
         path: the file; only the process that ``leads`` writes it.
         head: whole or sharded.
-        optimizer: of the head.
+        optimizers: of the head.
         progress: where the run stands.
         settings: what a resumed run must share.
         leads: whether this process writes.
@@ -74,7 +74,7 @@ def save_state(
     if not progress.step:
         # The optimizer has nothing to tell yet, and torch would make it take a step to have some.
         return
-    moments = get_optimizer_state_dict(head, optimizer, options=_WHOLE)
+    moments = get_optimizer_state_dict(head, optimizers, options=_WHOLE)
     if not leads:
         return
     state = {
@@ -92,10 +92,10 @@ def save_state(
 def load_state(
     path: Path,
     head: DraftHead,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     settings: Mapping[str, Any],
 ) -> Progress:
-    """Put a stored state into ``head`` and ``optimizer``; each process reads the file.
+    """Put a stored state into ``head`` and ``optimizers``; each process reads the file.
 
     Raises:
         DataMismatchError: the state cannot be read, has another format, or was made with other
@@ -111,7 +111,7 @@ def load_state(
     check_same(state["settings"], settings, path)
     options = StateDictOptions(full_state_dict=True)
     set_model_state_dict(head, state["head"], options=options)
-    set_optimizer_state_dict(head, optimizer, state["optimizer"], options=options)
+    set_optimizer_state_dict(head, optimizers, state["optimizer"], options=options)
     return Progress(step=state["step"], seconds=state["seconds"], loss_rows=state["loss_rows"])
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from jetflow_train.objectives import Objective, ObjectiveName
+
+OptimizerName = Literal["muon", "adamw"]
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +31,8 @@ class TrainConfig:
     """Share of the blocks that begin with true tokens; their depths are not learnt from."""
     chunks: int = 4
     """Pieces in which the loss is computed; more need less memory."""
+    optimizer: OptimizerName = "muon"
+    """Of the layers' matrices; everything else has AdamW."""
     learning_rate: float = 1.5e-3
     path_learning_rate: float = 3e-3
     warmup: float = 0.04
@@ -43,6 +49,10 @@ class TrainConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1, got {value}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"optimizer {self.optimizer!r} is unknown: one of {', '.join(OPTIMIZERS)}"
+            )
         Objective(self.loss, self.loss_temperature)
         for name in ("learning_rate", "path_learning_rate", "clip"):
             if not 0 < getattr(self, name) < float("inf"):

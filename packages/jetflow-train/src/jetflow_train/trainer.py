@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +19,10 @@ from jetflow_train.feed import Feed
 from jetflow_train.guard import StepGuard, clip_gradient
 from jetflow_train.log import Report, StepLog
 from jetflow_train.objectives import Objective
+from jetflow_train.optimizer import HeadOptimizer
 from jetflow_train.packing import depth_weights
 from jetflow_train.schedule import Horizon, learning_rate_factor
-from jetflow_train.sharding import Shard, check_shard, shard_losses, shard_target
+from jetflow_train.sharding import Shard, check_optimizer, check_shard, shard_losses, shard_target
 from jetflow_train.shards import Corpus
 from jetflow_train.sinks.base import MetricSink
 from jetflow_train.sinks.choose import open_sinks
@@ -70,6 +70,7 @@ class Trainer:
     ) -> None:
         self.world = world or World()
         check_shard(shard, self.world)
+        check_optimizer(config.optimizer, shard)
         self.head, self.config, self.out = head, config, out
         self.feed = Feed(corpus, config, head.config.max_depth, self.world.rank, self.world.size)
         objective = Objective(config.loss, config.loss_temperature)
@@ -79,7 +80,7 @@ class Trainer:
         self.embedding = self.target.embedding.to(next(head.parameters()).dtype)
         self.losses = self._losses(shard)
         # Only now: sharding puts other tensors in the place of the head's parameters.
-        self.optimizer = _optimizer(head, config)
+        self.optimizer = HeadOptimizer(head, config)
         self.progress, self.guard = Progress(), StepGuard()
         self.log = StepLog(self.world, self.feed, self.guard, sink or open_sinks(out))
         self._settings = {
@@ -179,7 +180,7 @@ class Trainer:
         batches = [self.feed.batch(step, piece) for piece in range(config.pieces)]
         weights = [depth_weights(b.reach, depth, config.gamma, b.fill) for b in batches]
         (total,) = self.world.total([sum(float(w.sum()) for w in weights)])
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         seen = []
         for batch, weight in zip(batches, weights, strict=True):
             with self._exchange(last=batch is batches[-1]):
@@ -226,7 +227,7 @@ class Trainer:
         Raises:
             DivergedError: a weight is not finite; nothing is written.
         """
-        parts = (self.head, self.optimizer, self.progress, self._settings)
+        parts = (self.head, self.optimizer.parts, self.progress, self._settings)
         save_state(self.out / STATE, *parts, leads=self.world.leads)
 
     def resume(self) -> bool:
@@ -238,18 +239,5 @@ class Trainer:
         path = self.out / STATE
         if not path.exists():
             return False
-        self.progress = load_state(path, self.head, self.optimizer, self._settings)
+        self.progress = load_state(path, self.head, self.optimizer.parts, self._settings)
         return True
-
-
-def _optimizer(head: DraftHead, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with a rate of its own for the path term; fused, so that steps can be skipped."""
-    path = list(head.path.parameters()) if head.path is not None else []
-    ids = {id(parameter) for parameter in path}
-    base = [parameter for parameter in head.parameters() if id(parameter) not in ids]
-    groups: list[dict[str, Any]] = [{"params": base, "peak": config.learning_rate}]
-    if path:
-        groups.append({"params": path, "peak": config.path_learning_rate})
-    return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )

@@ -7,6 +7,7 @@ It must keep the contract (nothing above 0, -inf stays -inf); the constructor ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +37,25 @@ def calibrated(temperatures: Sequence[float]) -> Scoring:
     values = np.array(temperatures, dtype=np.float64)
     if values.ndim != 1 or not ((values >= 1e-6) & (values <= 1e6)).all():
         raise ValueError(f"temperatures must be numbers from 1e-6 to 1e6, got {temperatures!r}")
+    return _Calibrated(tuple(values.tolist()))
 
-    def scoring(candidates: Candidates) -> Candidates:
-        if candidates.depth > len(values):
+
+@dataclass(frozen=True, slots=True)
+class _Calibrated:
+    """An object and no inner function, so that it can be sent to another process."""
+
+    temperatures: tuple[float, ...]
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        if candidates.depth > len(self.temperatures):
             raise ValueError(
-                f"{len(values)} temperatures cannot calibrate candidates of depth "
+                f"{len(self.temperatures)} temperatures cannot calibrate candidates of depth "
                 f"{candidates.depth}"
             )
-        scale = values[: candidates.depth, None, None]
+        scale = np.array(self.temperatures[: candidates.depth])[:, None, None]
         tempered = _temper(candidates, scale)
         # A temperature of 1 must change nothing, not even the last bit.
         return candidates.with_log_probs(np.where(scale == 1.0, candidates.log_probs, tempered))
-
-    return scoring
 
 
 def depth_discounted(factor: float) -> Scoring:

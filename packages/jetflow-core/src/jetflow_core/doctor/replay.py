@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jetflow_core.doctor.wirings import Wiring
+from jetflow_core.head.bridge import last_rows
 from jetflow_core.head.drafter import NonFiniteDraft
 from jetflow_core.head.model import DraftHead
 from jetflow_core.protocols import Drafter
@@ -74,11 +75,13 @@ def replay_best(
     rows = torch.arange(text.roots.stop, device=embedding.device)
     shifted = (rows + wiring.row_shift).clamp(min=0)
     features = text.features(wiring.taps).to(embedding)[shifted.clamp(max=len(text.tokens) - 2)]
-    context = head.context_keys_values(head.fuse(features[None]), rows[None])
+    fused = head.fuse(features[None])
+    context = head.context_keys_values(fused, rows[None])
     found = []
     for start in range(text.roots.start, text.roots.stop, _ROOTS_AT_ONCE):
         at = rows[start : start + _ROOTS_AT_ONCE]
-        hidden = _run_blocks(head, embedding, text, wiring, at, context, depth)
+        last = last_rows(fused[0], at)
+        hidden = _run_blocks(head, embedding, text, wiring, at, last, context, depth)
         # In two dimensions: a product of a cut tensor in three is a loop over its first one.
         logits = F.linear(hidden.flatten(0, 1), lm_head).float().unflatten(0, (len(at), -1))
         logits = _with_path(head, embedding, text, at, hidden, logits)
@@ -99,6 +102,7 @@ def _run_blocks(
     text: TappedText,
     wiring: Wiring,
     at: Tensor,
+    last: Tensor,
     context: Sequence[tuple[Tensor, Tensor]],
     depth: int,
 ) -> Tensor:
@@ -109,6 +113,7 @@ def _run_blocks(
         block[:, 1:] += embedding[wiring.mask_token] - _mask_vector(head, embedding)
     if wiring.masked_root:
         block[:, 0] += _mask_vector(head, embedding) - embedding[roots]
+    block = head.bridged(block, embedding[roots], last)
     if wiring.causal:
         # Later slots change nothing.
         block = block[:, : wiring.first_slot + depth]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from jetflow_core.head.values import HeadConfigError, flag, positive, shown, whole
+from jetflow_core.head.values import HeadConfigError, flag, positive, real, shown, whole
 
 __all__ = ["BOUNDS", "HeadConfig", "HeadConfigError"]
 
@@ -31,6 +32,7 @@ BOUNDS = {
 
 _FLAGS = (
     "causal", "draft_shift", "learned_mask", "normalize_taps", "path_context", "prefix_filled",
+    "input_bridge",
 )  # fmt: skip
 
 
@@ -72,6 +74,8 @@ class HeadConfig:
     """The head carries its own mask vector instead of borrowing a token's embedding."""
     normalize_taps: bool = False
     """Each tapped layer's output is divided by its own RMS before the fusion."""
+    input_bridge: bool = False
+    """Every slot's input gets a map of the root and of the context's last fused row."""
     path_rank: int = 0
     """Rank of the path term; 0: a child's score does not depend on its parent."""
     path_context: bool = False
@@ -81,6 +85,9 @@ class HeadConfig:
     candidate_pool: int = 0
     """Best tokens of a depth among which its candidates are chosen by their chance along the
     drafted paths; 0: the depth's own best are taken."""
+    score_temperatures: tuple[tuple[float, float], ...] = ()
+    """Pairs, rising by the first: a request's temperature, and the temperature at which scores are
+    read for it (``head.scores``); (): scores are read as they are."""
     prefix_filled: bool = False
     """Trained with blocks whose first slots hold true tokens: what ``head.second_pass`` needs."""
     depth_offset_rows: int = field(default=0)
@@ -101,6 +108,7 @@ class HeadConfig:
         if self.head_dim % 2:
             raise HeadConfigError(f"head_dim {self.head_dim} is odd; rotary positions need pairs")
         self._check_taps()
+        self._check_score_temperatures()
         if self.learned_mask == (self.mask_token_id is not None):
             raise HeadConfigError(
                 "a head has either a learned mask vector or a mask_token_id; got "
@@ -144,6 +152,20 @@ class HeadConfig:
             whole("target_layer_ids: each", layer, 0, self.num_target_layers - 1)
         if len(set(self.target_layer_ids)) != len(self.target_layer_ids):
             raise HeadConfigError(f"target_layer_ids repeats a layer: {self.target_layer_ids}")
+
+    def _check_score_temperatures(self) -> None:
+        pairs = self.score_temperatures
+        if not isinstance(pairs, tuple) or any(
+            not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs
+        ):
+            raise HeadConfigError(f"score_temperatures must be pairs, got {shown(pairs)}")
+        for asked, fitted in pairs:
+            real("score_temperatures: each request's", asked, 0.0, 100.0)
+            real("score_temperatures: each score's", fitted, 0.01, 100.0)
+        if any(one >= other for (one, _), (other, _) in pairwise(pairs)):
+            raise HeadConfigError(
+                f"score_temperatures must rise by the request's temperature, got {shown(pairs)}"
+            )
 
     @property
     def max_depth(self) -> int:

@@ -65,6 +65,7 @@ class HeadDrafter:
             new(shape, dtype=embedding.dtype, device=embedding.device) for _ in head.layers
         ]
         self._values = [torch.zeros_like(keys) for keys in self._keys]
+        self._last = embedding.new_zeros(num_slots, config.hidden_size)
         self._lengths = [0] * num_slots
         self._seen = [0] * num_slots
         self._waiting: list[list[Tensor]] = [[] for _ in range(num_slots)]
@@ -72,6 +73,7 @@ class HeadDrafter:
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
         """Forgets what was in ``slot``; the new request's rows arrive through ``observe``."""
         self._lengths[slot] = self._seen[slot] = 0
+        self._last[slot] = 0
         self._waiting[slot] = []
 
     def context_length(self, slot: int) -> int:
@@ -142,12 +144,16 @@ class HeadDrafter:
         for layer, (k, v) in enumerate(self._head.context_keys_values(fused, positions)):
             self._keys[layer][slot, :, start : start + count] = k[0]
             self._values[layer][slot, :, start : start + count] = v[0]
+        if count:
+            self._last[slot] = fused[0, -1]
         self._lengths[slot] = start + count
         self._waiting[slot] = []
 
     def _draft(self, slots: list[int], roots: list[int], depth: int) -> list[Candidates]:
         head, device = self._head, self._embedding.device
-        block = head.block_input(torch.tensor(roots, device=device), self._embedding, depth)
+        known = torch.tensor(roots, device=device)
+        block = head.block_input(known, self._embedding, depth)
+        block = head.bridged(block, self._embedding[known], self._last[slots])
         lengths = torch.tensor([self._lengths[slot] for slot in slots], device=device)
         positions = lengths[:, None] + torch.arange(block.shape[1], device=device)
         inside = head.block_mask(block.shape[1], device)

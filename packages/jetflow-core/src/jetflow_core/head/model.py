@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from jetflow_core.head.bridge import InputBridge
 from jetflow_core.head.config import HeadConfig
 from jetflow_core.head.context import BlockContext, KeysValues
 from jetflow_core.head.layers import HeadLayer, RMSNorm, rotary, unit_rms
@@ -35,6 +36,7 @@ class DraftHead(nn.Module):
             self.depth_offsets = nn.Parameter(
                 torch.zeros(config.depth_offset_rows, config.hidden_size)
             )
+        self.bridge = InputBridge(config.hidden_size) if config.input_bridge else None
         self.path = PathTerm(config) if config.path_rank else None
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -79,6 +81,16 @@ class DraftHead(nn.Module):
         if self.config.depth_offset_rows:
             block = block + self.depth_offsets[:slots].to(block.dtype)
         return block
+
+    def bridged(self, block: Tensor, roots: Tensor, last: Tensor) -> Tensor:
+        """``block`` with what a head with an input bridge adds to every slot; else as it is.
+
+        Args:
+            block: ``[R, S, hidden]`` from ``block_input``.
+            roots: ``[R, hidden]``, embeddings of the roots.
+            last: ``[R, hidden]``, the last fused row of each context; zeros without a context.
+        """
+        return block if self.bridge is None else block + self.bridge(roots, last).to(block.dtype)
 
     def num_slots(self, depth: int) -> int:
         """Slots that a block of ``depth`` needs; a bidirectional head runs its whole block."""

@@ -32,8 +32,8 @@ ARCHITECTURES = (
 )
 OWN_FORMAT = 1
 _OWN_KEYS = (
-    "format", "learned_mask", "normalize_taps", "path_rank", "path_context", "candidates",
-    "candidate_pool", "prefix_filled", "depth_offset_rows",
+    "format", "learned_mask", "normalize_taps", "input_bridge", "path_rank", "path_context",
+    "candidates", "candidate_pool", "prefix_filled", "depth_offset_rows", "score_temperatures",
     # what a head says of its making: see ``checkpoint.HeadInfo``
     "target", "tokenizer_sha256", "top1_by_depth", "provenance",
 )  # fmt: skip
@@ -78,13 +78,20 @@ def parse_config(raw: Mapping[str, Any]) -> HeadConfig:
         draft_shift=bool(options.one_flag(SHIFT_NAMES)),
         learned_mask=learned_mask,
         normalize_taps=own.get("normalize_taps", False),
+        input_bridge=own.get("input_bridge", False),
         path_rank=own.get("path_rank", 0),
         path_context=own.get("path_context", False),
         candidates=own.get("candidates", 16),
         candidate_pool=own.get("candidate_pool", 0),
         prefix_filled=own.get("prefix_filled", False),
         depth_offset_rows=own.get("depth_offset_rows", 0),
+        score_temperatures=_pairs(own, "score_temperatures"),
     )
+
+
+def _pairs(own: Mapping[str, Any], name: str) -> tuple[tuple[Any, ...], ...]:
+    """Lists in a list as tuples; what is in them is checked in ``HeadConfig``."""
+    return tuple(tuple(listed(f"{name}: each", pair)) for pair in listed(name, own.get(name, [])))
 
 
 def names_a_head(raw: Mapping[str, Any]) -> bool:
@@ -177,6 +184,7 @@ def write_config(config: HeadConfig) -> dict[str, Any]:
             "format": OWN_FORMAT,
             "learned_mask": config.learned_mask,
             "normalize_taps": config.normalize_taps,
+            "input_bridge": config.input_bridge,
             "path_rank": config.path_rank,
             "path_context": config.path_context,
             "candidates": config.candidates,
@@ -184,5 +192,6 @@ def write_config(config: HeadConfig) -> dict[str, Any]:
             # Earlier versions read a head without it.
             **({"prefix_filled": True} if config.prefix_filled else {}),
             "depth_offset_rows": config.depth_offset_rows,
+            "score_temperatures": [list(pair) for pair in config.score_temperatures],
         },
     }

@@ -68,6 +68,7 @@ def second_pass(
     trees: PaddedTrees,
     context: Sequence[KeysValues],
     lengths: Tensor,
+    last: Tensor,
 ) -> Tensor:
     """For each node the row that predicts its children, given the whole path to it.
 
@@ -78,6 +79,8 @@ def second_pass(
         context: each layer's keys and values ``[R, kv_heads, T, dim]``, from
             ``DraftHead.context_keys_values``; finite past the requests' own columns.
         lengths: int64 ``[R]``, columns of each context that belong to it; the root stands there.
+        last: ``[R, hidden]``, the last fused row of each context, zeros without one; a head with an
+            input bridge reads it.
 
     Returns:
         ``[R, N, hidden]``, ready for the target's lm_head. Rows of nodes at the head's deepest
@@ -96,6 +99,7 @@ def second_pass(
         ],
         dim=1,
     )
+    block = head.bridged(block, embedding[trees.tokens[:, 0]], last)
     positions = lengths[:, None] + torch.cat([trees.depths, below], dim=1)
     columns = torch.arange(context[0][0].shape[2], device=lengths.device)
     mask = _mask(trees.ancestors, columns < lengths[:, None])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.proposal import draft_candidates
+from jetflow_core.head.scores import score_temperature
 from torch import Tensor
 
 from jetflow_train.blocks import block_ropes, run_blocks
@@ -44,9 +45,10 @@ def draft_texts(
     head: DraftHead,
     texts: Sequence[StoredText],
     names: Sequence[str],
+    temperature: float,
 ) -> Iterator[Mapping[str, Drafts]]:
     """Candidates for each text, in order; see ``draft_passes``."""
-    for some in draft_passes(target, head, texts, names):
+    for some in draft_passes(target, head, texts, names, temperature):
         yield from some.drafts
 
 
@@ -56,6 +58,7 @@ def draft_passes(
     head: DraftHead,
     texts: Sequence[StoredText],
     names: Sequence[str],
+    temperature: float,
 ) -> Iterator[DraftedTexts]:
     """Candidates for all texts, in order, as many at a time as one pass takes.
 
@@ -64,13 +67,23 @@ def draft_passes(
         head: the head, on the target's device.
         texts: none longer than the target's positions.
         names: which candidates, of ``policies.OWN`` and ``policies.BASE``.
+        temperature: of the requests that they are drafts for.
 
     Raises:
         ValueError: the head's logits are not finite.
     """
     embedding = target.embedding.to(next(head.parameters()).dtype)
+    fitted = score_temperature(head.config, temperature)
     for some in _passes(head, texts):
-        features, drafts = _draft_together(target, head, embedding, some, names)
+        features, made = _draft_together(target, head, embedding, some, names)
+        # The base without its term is a comparison, its scores as they are.
+        drafts = [
+            {
+                name: replace(each, score_temperature=fitted) if name == OWN else each
+                for name, each in named.items()
+            }
+            for named in made
+        ]
         yield DraftedTexts(some, drafts, features)
 
 

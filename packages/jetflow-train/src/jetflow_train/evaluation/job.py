@@ -30,6 +30,7 @@ from jetflow_train.evaluation.figures import (
     top1_figures,
 )
 from jetflow_train.evaluation.offline import Evaluation, Walked, evaluate
+from jetflow_train.evaluation.pass_times import PASS_SECONDS, pass_seconds
 from jetflow_train.evaluation.policies import (
     BASE,
     HEAD_SLOTS,
@@ -60,6 +61,7 @@ DEFINITIONS = {
     ),
     "budget": "rows of one verify pass, root included; 1 is plain decoding",
     "head_slots": HEAD_SLOTS,
+    "pass_seconds": PASS_SECONDS,
     "second-pass": (
         "the head runs again over the tree that its first pass gave, under the tree's mask; the "
         "final tree of the same budget grows from what it then says of each node's children"
@@ -115,6 +117,8 @@ def run_eval(
         each.head.to(device=target.device, dtype=target.dtype)
     names = head_names(settings.heads)
     heads = [NamedHead(name, each) for name, each in zip(names, loaded, strict=True)]
+    # Before anything that takes long.
+    told = [_head(each, target, settings) for each in heads]
     backend = told_backend(target, report, backend)
     with Walkers(settings.workers) as walkers:
         done = [_set(target, heads, one, settings, walkers, report, backend) for one in sets]
@@ -131,7 +135,7 @@ def run_eval(
             "row_attention": backend.name,
         },
         "definitions": DEFINITIONS,
-        "heads": [_head(each) for each in heads],
+        "heads": told,
         "sets": done,
         "provenance": provenance(device),
     }
@@ -248,8 +252,13 @@ def _walked(
     return evaluate(target, head, answers, policies, walkers)
 
 
-def _head(each: NamedHead) -> dict[str, Any]:
+def _head(each: NamedHead, target: FrozenTarget, settings: EvalSettings) -> dict[str, Any]:
     config, info = each.loaded.config, each.loaded.info
+    times = (
+        {"pass_seconds": pass_seconds(target, each.head, sorted(settings.budgets))}
+        if settings.second_pass
+        else {}
+    )
     return {
         "name": each.name,
         "target": info.target,
@@ -260,6 +269,7 @@ def _head(each: NamedHead) -> dict[str, Any]:
         "causal": config.causal,
         "prefix_filled": config.prefix_filled,
         "parameters": sum(parameter.numel() for parameter in each.head.parameters()),
+        **times,
     }
 
 

@@ -113,7 +113,7 @@ def evaluate(
 
     def tasks() -> Iterator[WalkTask]:
         names = list(policies)
-        for some in draft_passes(target, head, answers.texts, names):
+        for some in draft_passes(target, head, answers.texts, names, answers.temperature):
             again.extend(_walked_twice(target, head, some, twice))
             for text, drafts in zip(some.texts, some.drafts, strict=True):
                 for name, counts in hits.items():

@@ -40,8 +40,10 @@ class SecondPass:
         self._embedding = target.embedding.to(next(head.parameters()).dtype)
         positions = torch.arange(features.shape[1], device=target.device)
         with autocast(target.device, head):
-            fused = head.fuse(features)
-            self._context = head.context_keys_values(fused, positions.expand(features.shape[:2]))
+            self._fused = head.fuse(features)
+            self._context = head.context_keys_values(
+                self._fused, positions.expand(features.shape[:2])
+            )
 
     @torch.no_grad()
     def children(self, asked: Sequence[Asked]) -> list[Candidates]:
@@ -66,9 +68,11 @@ class SecondPass:
         # Columns behind every root are seen by none.
         width = max(each.place for each in asked)
         context = [(k[which, :, :width], v[which, :, :width]) for k, v in self._context]
+        before = self._fused[which, (lengths - 1).clamp(min=0)]
+        last = torch.where(lengths[:, None] > 0, before, 0.0)
         # Fused GPU kernels have given NaN for padded contexts under masks.
         with autocast(device, self._head), sdpa_kernel(SDPBackend.MATH):
-            hidden = second_pass(self._head, self._embedding, trees, context, lengths)
+            hidden = second_pass(self._head, self._embedding, trees, context, lengths, last)
         tokens, scores = self._candidates(trees.tokens.flatten(), hidden.flatten(0, 1))
         shape = (len(asked), rows, -1)
         tables = zip(asked, tokens.view(shape), scores.double().view(shape), strict=True)

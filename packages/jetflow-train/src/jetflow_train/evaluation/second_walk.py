@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from jetflow_tree import Candidates, Tree, best_first_paths
+from jetflow_tree import Candidates, Scoring, Tree, best_first_paths, calibrated
 
 from jetflow_train.evaluation.policies import Policy
 from jetflow_train.evaluation.walk import Drafts, LazyCandidates, Rounds, StoredText, Walk
@@ -51,11 +51,20 @@ def walk_twice_drafted(
             [Asked(i, rounds[i].at, tree) for i, tree in zip(live, firsts, strict=True)]
         )
         for i, each, first, found in zip(live, drafted, firsts, below, strict=True):
-            grown = second_tree(first, found, policy.budget, each.depth)
+            known = _scored(found, drafts[i].score_temperature)
+            grown = second_tree(first, known, policy.budget, each.depth)
             accepted = rounds[i].take(grown)
             rows = first_rows(first, accepted.tokens)
-            rounds[i].count(found, rows, accepted.tokens)
+            rounds[i].count(known, rows, accepted.tokens)
     return [each.found for each in rounds]
+
+
+def _scored(found: Candidates, temperature: float) -> Candidates:
+    """``found`` read as sharply as the first pass's scores are."""
+    scoring: Scoring | None = (
+        None if temperature == 1.0 else calibrated([temperature] * found.depth)
+    )
+    return scoring(found) if scoring else found
 
 
 def second_tree(first: Tree, below: Candidates, budget: int, depth: int) -> Tree:

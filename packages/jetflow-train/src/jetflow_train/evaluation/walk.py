@@ -1,13 +1,13 @@
 """Walks of stored answers: the rounds that decoding would need, without asking the target again.
 
-A tree is grown from the text so far, before the target speaks, and no drafter sees a request's
-temperature. Verification then lets the target pick one token at each row that the walk visits, by
-argmax or with noise that belongs to the token's position, and goes on to the child that holds it.
-So the tokens that a decoding emits are the picks along its walks, and where these picks are known,
-because the finished text is stored, the rounds follow from them: at temperature 0 and above it
-alike. The walk mirrors the decode loop of jetflow_core to its ends. No draft goes deeper than the
-request has tokens left, and the token that ends a request is the target's own, never an accepted
-one.
+A tree is grown from the text so far, before the target speaks; of the request it may know the
+temperature, never a pick. Verification then lets the target pick one token at each row that the
+walk visits, by argmax or with noise that belongs to the token's position, and goes on to the child
+that holds it. So the tokens that a decoding emits are the picks along its walks, and where these
+picks are known, because the finished text is stored, the rounds follow from them: at temperature 0
+and above it alike. The walk mirrors the decode loop of jetflow_core to its ends. No draft goes
+deeper than the request has tokens left, and the token that ends a request is the target's own,
+never an accepted one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jetflow_tree import Accepted, Candidates, Tree, lazy_walk
+from jetflow_tree import Accepted, Candidates, Tree, calibrated, lazy_walk
 from jetflow_tree.stats import AcceptanceStats
 from numpy.typing import NDArray
 
@@ -61,6 +61,8 @@ class Drafts:
     tokens: NDArray[np.int64]
     log_probs: NDArray[np.floating]
     positions: int
+    score_temperature: float = 1.0
+    """At which the decode loop reads the scores for such texts (``jetflow_core.head.scores``)."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class LazyCandidates:
     def __init__(self, text: StoredText, drafts: Drafts) -> None:
         self._text, self._drafts = text, drafts
         self._made: dict[int, Candidates] = {}
+        fitted, depth = drafts.score_temperature, drafts.tokens.shape[1]
+        self._scoring = None if fitted == 1.0 else calibrated([fitted] * depth)
 
     def at(self, place: int) -> Candidates:
         """Candidates below the root at ``place``, as deep as the decode loop would draft."""
@@ -87,9 +91,10 @@ class LazyCandidates:
             index, drafts = place - self._text.first, self._drafts
             left = min(self._text.limit - index, drafts.positions - place) - 1
             depth = max(0, min(left, drafts.tokens.shape[1]))
-            self._made[place] = Candidates(
+            made = Candidates(
                 drafts.tokens[index, :depth], drafts.log_probs[index, :depth].astype(np.float64)
             )
+            self._made[place] = self._scoring(made) if self._scoring else made
         return self._made[place]
 
 
