@@ -26,8 +26,9 @@ LENGTHS = (9, 4, 1)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "as we train": {"depth_offset_rows": 6, "learned_mask": True, "mask_token_id": None},
-}
+    "as we train": {"depth_offset_rows": 6, "learned_mask": True, "mask_token_id": None,
+                    "input_bridge": True},
+}  # fmt: skip
 
 
 def random_tree(seed: int, rows: int) -> Tree:
@@ -48,13 +49,15 @@ TREES = (random_tree(1, 14), Tree.from_parents([3, 8, 8, 1, 9, 2], [-1, 0, 1, 2,
          Tree.root_only(17))  # fmt: skip
 
 
-def contexts(head: DraftHead) -> tuple[list[KeysValues], Tensor]:
-    """Keys and values of contexts padded to one length, and their lengths."""
+def contexts(head: DraftHead) -> tuple[list[KeysValues], Tensor, Tensor]:
+    """Keys and values of contexts padded to one length, their lengths, their last fused rows."""
     generator = torch.Generator().manual_seed(3)
     shape = (len(LENGTHS), max(LENGTHS) + 2, head.config.feature_size)
     features = torch.randn(shape, generator=generator, dtype=torch.float64)
     positions = torch.arange(shape[1]).expand(shape[:2])
-    return head.context_keys_values(head.fuse(features), positions), torch.tensor(LENGTHS)
+    fused, lengths = head.fuse(features), torch.tensor(LENGTHS)
+    last = fused[torch.arange(len(LENGTHS)), lengths - 1]
+    return head.context_keys_values(fused, positions), lengths, last
 
 
 def rows_of(head: DraftHead, embedding: Tensor, trees: Sequence[Tree]) -> Tensor:
@@ -63,13 +66,18 @@ def rows_of(head: DraftHead, embedding: Tensor, trees: Sequence[Tree]) -> Tensor
 
 
 def filled_block(
-    head: DraftHead, embedding: Tensor, context: Sequence[KeysValues], path: Sequence[int]
+    head: DraftHead,
+    embedding: Tensor,
+    context: Sequence[KeysValues],
+    last: Tensor,
+    path: Sequence[int],
 ) -> Tensor:
     """The row behind ``path`` (the root first) of the block that begins with it."""
     length, slots = context[0][0].shape[2], DEPTH + 1
     tokens = torch.tensor([[*path, *[0] * (slots - len(path))]])
     block = head.block_input(tokens[:, 0], embedding, DEPTH)
     block = fill_prefix(head, block, embedding, tokens, torch.tensor([len(path) - 1]))
+    block = head.bridged(block, embedding[tokens[:, 0]], last)
     seen = torch.ones(slots, length, dtype=torch.bool)
     mask = torch.cat([seen, head.block_mask(slots, CPU)], dim=1)[None, None]
     positions = length + torch.arange(slots)[None]
@@ -82,14 +90,14 @@ def test_every_node_equals_the_block_that_begins_with_its_path(
 ) -> None:
     head, embedding = new_head(prefix_filled=True, **OPTIONS[kind]), target_matrices[0]
     found = rows_of(head, embedding, TREES)
-    cached, compared = contexts(head)[0], 0
+    (cached, _, last), compared = contexts(head), 0
     for i, tree in enumerate(TREES):
         own = [(k[i : i + 1, :, : LENGTHS[i]], v[i : i + 1, :, : LENGTHS[i]]) for k, v in cached]
         for row in range(tree.num_nodes):
             if tree.depths[row] == DEPTH:
                 continue
             path = [int(tree.tokens[above]) for above in (0, *tree.path(row))]
-            alone = filled_block(head, embedding, own, path)
+            alone = filled_block(head, embedding, own, last[i : i + 1], path)
             assert torch.allclose(found[i, row], alone, atol=1e-9, rtol=0), (i, row)
             compared += 1
     assert compared > 15
