@@ -27,6 +27,8 @@ from jetflow_train.evaluation.offline import evaluate
 from jetflow_train.evaluation.policies import (
     BASE,
     OWN,
+    SECOND_PASS,
+    Policy,
     exact_policies,
     second_pass_policies,
 )
@@ -106,8 +108,18 @@ def _roots(text: StoredText) -> NDArray[np.int64]:
     return text.tokens[text.first : text.first + len(text.answer)]
 
 
-def walked(oracle: Oracle, texts: Sequence[StoredText], budget: int) -> list[Walk]:
-    (policy,) = second_pass_policies([budget])
+class Everything:
+    """A builder whose trees hold every node, so that a first tree limits nothing."""
+
+    def build(self, root: int, candidates: Candidates, budget: int) -> Tree:
+        return BestFirst().build(root, candidates, max(budget, WHOLE))
+
+
+def over_everything(budget: int) -> Policy:
+    return Policy(kind=SECOND_PASS, budget=budget, builder=Everything())
+
+
+def walked(oracle: Oracle, texts: Sequence[StoredText], policy: Policy) -> list[Walk]:
     drafts = [oracle.first_pass(text) for text in texts]
     return walk_twice_drafted(texts, drafts, policy, oracle.children)
 
@@ -116,18 +128,39 @@ def tau(walks: Sequence[Walk]) -> float:
     return sum(sum(each.sizes) for each in walks) / sum(len(each.sizes) for each in walks)
 
 
-def test_over_a_whole_first_tree_the_oracles_trees_are_those_of_the_exact_conditionals() -> None:
+@pytest.mark.parametrize("budget", [2, 6, 11])
+def test_over_whole_first_trees_an_oracles_trees_are_those_of_the_exact_conditionals(
+    budget: int,
+) -> None:
     oracle = Oracle()
     texts = oracle.texts(12, 40)
-    # The first tree holds every node, so nothing limits the second.
-    mine = walked(oracle, texts, WHOLE)
-    exact = exact_policies([WHOLE], DEPTH)[1]
+    mine = walked(oracle, texts, over_everything(budget))
+    exact = exact_policies([budget], DEPTH)[1]
     theirs = [walk(text, LazyCandidates(text, oracle.conditional(text)), exact) for text in texts]
     assert [each.sizes for each in mine] == [each.sizes for each in theirs]
     assert [each.stats.rows for each in mine] == [each.stats.rows for each in theirs]
     for one, other in zip(mine, theirs, strict=True):
         assert one.stats.expected == pytest.approx(other.stats.expected)
         assert sum(one.by_candidate) == one.stats.accepted == sum(one.sizes) - len(one.sizes)
+    once = [walk(text, LazyCandidates(text, oracle.first_pass(text)), exact) for text in texts]
+    assert [each.sizes for each in once] != [each.sizes for each in mine] or budget == 2
+
+
+def test_scores_of_both_passes_are_read_at_the_temperature_of_the_first() -> None:
+    oracle = Oracle()
+    texts = oracle.texts(4, 20)
+    exact, expected = exact_policies([6], DEPTH)[1], []
+    for temperature in (1.0, 0.5):
+        firsts, conditionals = (
+            [replace(make(text), score_temperature=temperature) for text in texts]
+            for make in (oracle.first_pass, oracle.conditional)
+        )
+        mine = walk_twice_drafted(texts, firsts, over_everything(6), oracle.children)
+        for text, drafts, found in zip(texts, conditionals, mine, strict=True):
+            other = walk(text, LazyCandidates(text, drafts), exact)
+            assert found.stats.expected == pytest.approx(other.stats.expected)
+        expected.append(sum(each.stats.expected for each in mine))
+    assert expected[1] > expected[0] + 1
 
 
 @pytest.mark.parametrize("budget", [4, 8, 16])
@@ -168,7 +201,11 @@ def test_knowing_the_path_gives_longer_rounds() -> None:
         [walk(text, LazyCandidates(text, make(text)), exact) for text in texts]
         for make in (oracle.first_pass, oracle.conditional)
     )
-    assert tau(once) + 0.03 < tau(walked(oracle, texts, 8)) <= tau(best) + 0.02
+    assert (
+        tau(once) + 0.03
+        < tau(walked(oracle, texts, second_pass_policies([8])[0]))
+        <= tau(best) + 0.02
+    )
 
 
 @examples(max_examples=60)
