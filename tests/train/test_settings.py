@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 from jetflow_core.cli import run
 from jetflow_core.commands.registry import build_app
 from jetflow_core.head.checkpoint import load_head
@@ -28,7 +25,6 @@ from jetflow_train.settings import HEAD_FIELDS, TrainSettings
 from jetflow_train.shards import Corpus, DataMismatchError, save_shard, write_manifest
 from jetflow_train.sinks.jsonl import read_lines
 from jetflow_train.target import load_target
-from jetflow_train.toml import to_toml
 from jetflow_train.train_config import TrainConfig
 from jetflow_train.trainer import Trainer
 
@@ -102,28 +98,6 @@ def test_a_run_given_again_is_the_same_run(home: Path) -> None:
     assert (again.path_context, again.causal, again.init) == (True, True, None)
     run_train(again, report=_quiet)
     _same_weights(home / "first" / "head", home / "again" / "head")
-
-
-@examples(max_examples=40)
-@given(
-    st.dictionaries(
-        st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])),
-        st.one_of(
-            st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])),
-            st.integers(-(2**63), 2**63 - 1),
-            st.floats(allow_nan=False),
-            st.booleans(),
-            st.lists(st.integers(0, 9)),
-        ),
-    )
-)
-def test_what_is_written_as_toml_reads_back(values: dict[str, Any]) -> None:
-    assert tomllib.loads(to_toml(values)) == values
-
-
-def test_settings_hold_nothing_else() -> None:
-    with pytest.raises(TypeError, match="NoneType"):
-        to_toml({"a": None})
 
 
 def test_the_record_of_a_run(home: Path) -> None:
@@ -335,16 +309,6 @@ def test_one_line_and_exit_code_2(
     assert len(err) == 1 or err[0].startswith("12 sequences")
 
 
-def test_regeneration_reads_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "data.toml"
-    file.write_text('prompts = ["nix.jsonl"]\nout = "o"\ntemperatures = [0.5, 1]\nrows = 4\n')
-    assert run(["data", "regenerate", "--target", "none", "--config", str(file)]) == 2
-    assert "nix.jsonl" in capsys.readouterr().err
-    file.write_text('prompts = ["nix.jsonl"]\nout = "o"\ntemprature = 1\n')
-    assert run(["data", "regenerate", "--config", str(file)]) == 2
-    assert "unknown key 'temprature'; did you mean 'temperatures'?" in capsys.readouterr().err
-
-
 def _same_weights(one: Path, other: Path) -> None:
     heads: list[DraftHead] = [load_head(folder).head for folder in (one, other)]
     for (name, mine), theirs in zip(
@@ -416,3 +380,15 @@ def test_a_fresh_run_forgets_figures_of_one_that_was_killed(home: Path) -> None:
     run_train(settings_in(home, "fresh"), report=_quiet)
     text = (home / "fresh" / "metrics.jsonl").read_text()
     assert [json.loads(line)["step"] for line in text.splitlines()] == [3]
+
+
+def test_a_failed_evaluation_costs_no_head(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("jetflow_train.run.evaluate_sets", fail)
+    (home / "p.jsonl").write_text('{"prompt": "w1 w2"}\n')
+    asked = settings_in(home, "unlucky", eval_prompts=(home / "p.jsonl",), eval_seconds=0.0)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run_train(asked, report=_quiet)
+    assert load_head(home / "unlucky" / "head").info.provenance["steps"] == TINY["max_steps"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jetflow_core.offline import Answer, MaskedAttention, RowBackend
 from jetflow_train import regenerate as regeneration
 from jetflow_train.answering import AnswerSettings, Question, answers, as_corpus
-from jetflow_train.draws import ANSWER_TOKENS, generator
+from jetflow_train.draws import ANSWER_TOKENS, AnswerDraws, generator
 from jetflow_train.packing import build_batch, depth_weights, pack
 from jetflow_train.prompts import PromptSet, read_prompts
 from jetflow_train.regenerate import RegenerateConfig, plan, regenerate
@@ -219,6 +219,33 @@ def test_every_seed_draws_its_own_numbers() -> None:
     seeds = (0, 1, 2**53, 2**53 + 1, 2**63, 2**64 - 2, 2**64 - 1)
     drawn = {generator(ANSWER_TOKENS, seed, 5).random() for seed in seeds}
     assert len(drawn) == len(seeds)
+
+
+def test_an_answers_numbers_depend_on_seed_question_and_place_alone() -> None:
+    numbers = [0, 1, 63, 64, 65, 500]
+    draws, longer = AnswerDraws(3, 40), AnswerDraws(3, 90)
+    first = {number: draws.of(number).copy() for number in numbers}
+    for number in reversed(numbers):
+        assert np.array_equal(draws.of(number), first[number])
+        assert np.array_equal(longer.of(number)[:40], first[number])
+        assert np.array_equal(AnswerDraws(3, 40).of(number), first[number])
+    assert len({*np.concatenate(list(first.values())).tolist()}) == 40 * len(numbers)
+    assert not np.array_equal(AnswerDraws(4, 40).of(0), first[0])
+
+
+def test_an_answers_numbers_are_uniform() -> None:
+    draws = AnswerDraws(0, 160)
+    drawn = np.stack([draws.of(number) for number in range(1000)])
+    assert drawn.dtype == np.float32
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    counts = np.bincount((drawn.ravel() * 64).astype(np.int64), minlength=64)
+    expected = drawn.size / 64
+    # Chi-square with 63 degrees of freedom: above 120 once in 50,000 seeds.
+    assert ((counts - expected) ** 2 / expected).sum() < 120
+    # Neighbours, in the place and in the question, know nothing of one another.
+    for left, right in ((drawn[:, 1:], drawn[:, :-1]), (drawn[1:], drawn[:-1])):
+        assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 0.012
 
 
 def test_an_unknown_architecture_is_refused(tiny_model: Callable[..., Any]) -> None:

@@ -17,6 +17,7 @@ from jetflow_train.estimate import estimate, size
 from jetflow_train.evaluation.after_training import evaluate_sets, pooled_top1
 from jetflow_train.evaluation.in_training import StoredAnswerEvaluation
 from jetflow_train.evaluation.sets import EvalSets, load_eval_sets
+from jetflow_train.evaluation.walkers import Walkers, available_cpus
 from jetflow_train.files import check_folder
 from jetflow_train.heads import check_objective, check_stored, start_head, stored_head
 from jetflow_train.prompts import load_prompts, named_sets
@@ -157,15 +158,23 @@ def run_train(
     if whole is None:
         return out / "head"
     say(f"{progress.step} steps, {progress.seconds:.0f} s")
-    results = evaluate_sets(target, whole, prompts, say)
-    info = HeadInfo(
-        target=target_dir.name,
-        tokenizer_sha256=_tokenizer_sha256(target_dir),
-        top1_by_depth=pooled_top1(results),
-        provenance=write_result(settings, target, start, progress, results),
-    )
-    for name, eight_bit in (("head", False), ("head-8bit", True)):
-        save_head(out / name, whole, info, eight_bit=eight_bit)
+    tokenizer = _tokenizer_sha256(target_dir)
+
+    def store(results: Mapping[str, Any]) -> None:
+        info = HeadInfo(
+            target=target_dir.name,
+            tokenizer_sha256=tokenizer,
+            top1_by_depth=pooled_top1(results),
+            provenance=write_result(settings, target, start, progress, results),
+        )
+        for name, eight_bit in (("head", False), ("head-8bit", True)):
+            save_head(out / name, whole, info, eight_bit=eight_bit)
+
+    # Evaluation takes minutes, and whatever ends it must not cost the head.
+    store({})
+    if prompts:
+        with Walkers(available_cpus() if target.device.type == "cuda" else 1) as walkers:
+            store(evaluate_sets(target, whole, prompts, say, walkers))
     return out / "head"
 
 

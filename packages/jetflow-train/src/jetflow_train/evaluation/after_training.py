@@ -15,6 +15,7 @@ from jetflow_train.evaluation.answers import Answers, answer_prompts
 from jetflow_train.evaluation.offline import Evaluation, evaluate
 from jetflow_train.evaluation.policies import BASE, CHAIN, OWN, exact_policies
 from jetflow_train.evaluation.sets import EvalSets
+from jetflow_train.evaluation.walkers import Walkers
 from jetflow_train.target import FrozenTarget
 
 Report = Callable[[str], None]
@@ -23,12 +24,16 @@ BUDGETS = (16, 64, 256)
 
 
 def evaluate_sets(
-    target: FrozenTarget, head: DraftHead, eval_sets: EvalSets, report: Report
+    target: FrozenTarget,
+    head: DraftHead,
+    eval_sets: EvalSets,
+    report: Report,
+    walkers: Walkers | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Greedy figures of each set by name, ready for JSON; answers of at most 128 new tokens.
 
     ``path`` holds those of a head with a path term, ``marginal`` those without it; tau is by
-    policy: ``chain``, and a tree by its budget.
+    policy: ``chain``, and a tree by its budget. ``walkers`` walk; None: this process.
     """
     results: dict[str, dict[str, Any]] = {}
     exact = exact_policies(BUDGETS, head.config.max_depth)
@@ -37,7 +42,7 @@ def evaluate_sets(
     for name, prompts in eval_sets.items():
         answers = answer_prompts(target, prompts, backend=backend)
         began = time.monotonic()
-        found = evaluate(target, head, answers, policies)
+        found = evaluate(target, head, answers, policies, walkers)
         results[name] = {
             "prompts": len(answers.texts),
             "tokens": answers.tokens,
