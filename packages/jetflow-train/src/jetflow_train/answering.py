@@ -10,7 +10,7 @@ from jetflow_core.offline import Answer, Job, RowBackend, RowDecoder, row_attent
 from jetflow_core.reports.loops import looping_tail
 from numpy.typing import NDArray
 
-from jetflow_train.draws import ANSWER_TOKENS, generator
+from jetflow_train.draws import AnswerDraws
 from jetflow_train.shards import Corpus
 from jetflow_train.stack import TargetStack
 from jetflow_train.target import FrozenTarget
@@ -86,22 +86,16 @@ def answers(
         # Prompts are read in passes of a useful size.
         refill=max(1, settings.rows // 16),
     )
+    draws, greedy = AnswerDraws(settings.seed, settings.max_new_tokens), np.zeros(0, np.float32)
     return decoder.answer(
         Job(
             number=number,
             prompt=prompts[question.prompt],
             temperature=question.temperature,
-            uniforms=_uniforms(number, question, settings),
+            uniforms=draws.of(number) if question.temperature > 0 else greedy,
         )
         for number, question in questions
     )
-
-
-def _uniforms(number: int, question: Question, settings: AnswerSettings) -> NDArray[np.float32]:
-    if question.temperature == 0:
-        return np.zeros(0, np.float32)
-    draw = generator(ANSWER_TOKENS, settings.seed, number)
-    return draw.random(settings.max_new_tokens, dtype=np.float32)
 
 
 def as_corpus(

@@ -6,26 +6,24 @@ elsewhere it is a mask.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
+from jetflow_core.documents import Documents, packed_attention, packs_documents
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-_HALF = (torch.bfloat16, torch.float16)
-_WIDEST_HEAD = 256
+__all__ = [
+    "Documents",
+    "Sight",
+    "document_mask",
+    "document_starts",
+    "masked_attention",
+    "packed_attention",
+    "packs_documents",
+]
+
 _FEWEST_STARTS = 64
-
-
-class Documents(NamedTuple):
-    """Packed rows, one behind the other, as a list of documents."""
-
-    starts: Tensor
-    """int32 ``[n + 1]``: where each document begins, then the number of columns, repeated."""
-    longest: int
-    """A bound of their lengths."""
 
 
 Sight = Tensor | Documents
@@ -53,36 +51,6 @@ def document_starts(documents: NDArray[np.int64]) -> NDArray[np.int32]:
     starts = np.full(room + 1, rows * width, dtype=np.int32)
     starts[: len(found)] = found
     return starts
-
-
-def packs_documents(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether attention can go over documents without a mask."""
-    # What torch's flash attention takes.
-    fits = head_dim <= _WIDEST_HEAD and head_dim % 8 == 0
-    return device.type == "cuda" and dtype in _HALF and fits
-
-
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    """Causal attention within each document.
-
-    Args:
-        q: ``[R, heads, T, dim]``; keys and values have as many heads.
-        k: likewise.
-        v: likewise.
-        documents: of the rows.
-
-    Returns:
-        ``[R, T, heads * dim]``.
-    """
-    # Only now: it brings torch's compiler, which takes seconds to import.
-    from torch.nn.attention.varlen import varlen_attn
-
-    rows, heads, width, dim = q.shape
-    q, k, v = (x.transpose(1, 2).reshape(rows * width, heads, dim) for x in (q, k, v))
-    starts, longest = documents
-    out = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
-    assert isinstance(out, Tensor)
-    return out.reshape(rows, width, heads * dim)
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ class TargetStack:
 
     Args:
         target: the target.
-        compiled: fuse the small operations of a step's layers; passes over prompts, whose shapes
-            vary, stay as they are.
+        compiled: fuse the small operations of layers. Each new shape is compiled, so this is for
+            a GPU, where a decoder asks two: those of its step and of its pass over prompts.
     """
 
     def __init__(self, target: FrozenTarget, *, compiled: bool = False) -> None:
@@ -49,13 +49,11 @@ class TargetStack:
 
     def project(self, layer: int, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[n, heads, T, dim]`` and keys, values ``[n, kv_heads, T, dim]``, rotated."""
-        run = self._project if x.shape[1] == 1 else project
-        return run(x, self.target.layers[layer], rope, self.target.shape)
+        return self._project(x, self.target.layers[layer], rope, self.target.shape)
 
     def finish(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output, from its input and its attention's result ``[n, T, heads * dim]``."""
-        run = self._finish if x.shape[1] == 1 else finish
-        return run(x, attended, self.target.layers[layer], self.target.shape)
+        return self._finish(x, attended, self.target.layers[layer], self.target.shape)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``[n, vocab]`` of the last layer's output ``[n, hidden]``."""
