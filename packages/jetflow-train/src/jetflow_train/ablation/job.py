@@ -94,16 +94,14 @@ class _Work:
 
     def do(self, run: Run, shown: str) -> bool:
         """Trains and measures what is missing of ``run``; False: time is over, or a signal came."""
-        if failure(self.folder, run) is not None:
+        if failure(self.folder, run) is not None or measured(self.folder, run) is not None:
             return True
         if not self.folder.finished(run.name):
             if self.over() or not self._train(run, shown):
                 return False
             if failure(self.folder, run) is not None:
                 return True
-        if measured(self.folder, run) is None:
-            return self._measure(run, shown)
-        return True
+        return self._measure(run, shown)
 
     def told(self) -> list[AnsweredSet]:
         """The answers, as far as they are needed and there."""

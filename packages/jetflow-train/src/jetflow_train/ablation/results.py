@@ -56,11 +56,20 @@ def build_results(
 
 
 def measured(folder: StudyFolder, run: Run) -> dict[str, Any] | None:
-    """What a finished run's head did on the answers; None where that is not known yet."""
-    walks = stored_walks(folder.walks(run.name)) if folder.finished(run.name) else None
-    if walks is None or walks["weights_sha256"] != weights_sha256(folder.run(run.name) / "head"):
+    """What a finished run's head did on the answers; None where that is not known yet.
+
+    Heads of measured runs may be deleted, they are large; a run without its own record, or with
+    another head than the measured one, counts as not measured.
+    """
+    walks, place = stored_walks(folder.walks(run.name)), folder.run(run.name)
+    if walks is None or not (place / RESULT).is_file():
         return None
-    return walks
+    deleted = not (place / "head").exists() and not folder.finished(run.name)
+    if deleted or (
+        folder.finished(run.name) and walks["weights_sha256"] == weights_sha256(place / "head")
+    ):
+        return walks
+    return None
 
 
 def failure(folder: StudyFolder, run: Run) -> str | None:
