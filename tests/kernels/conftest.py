@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+
+@pytest.fixture
+def on_the_device() -> Iterator[None]:
+    """New tensors are made where the kernels run: on the CPU in Triton's interpreter.
+
+    Without it and without a CUDA device the kernels refuse what they get, and the checks fail.
+    """
+    with torch.device(DEVICE):
+        yield
+
+
+@pytest.fixture(scope="session")
+def moved_together() -> Callable[..., list[Tensor]]:
+    """`moved_together(tensors, device)`: copies with their strides, offsets and common storages."""
+    return move_together
+
+
+def move_together(tensors: Sequence[Tensor], device: str = DEVICE) -> list[Tensor]:
+    """Tensors on a device; views of one storage are views of one storage again."""
+    copies: dict[int, Tensor] = {}
+    moved = []
+    for tensor in tensors:
+        if tensor.device.type == device:
+            moved.append(tensor)
+            continue
+        storage = tensor.untyped_storage()
+        # The storage itself is what is looked up: empty ones have no address of their own.
+        place = storage._cdata
+        if place not in copies:
+            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            copies[place] = flat.to(device)
+        flat = copies[place].view(tensor.dtype)
+        moved.append(flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+    return moved
 
 
 @dataclass(frozen=True)

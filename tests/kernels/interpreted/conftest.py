@@ -28,27 +28,21 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def moved() -> Callable[[Tensor], Tensor]:
+def moved(moved_together: Callable[..., list[Tensor]]) -> Callable[[Tensor], Tensor]:
     """Puts a tensor on the device with its strides."""
-    return _moved
-
-
-def _moved(tensor: Tensor) -> Tensor:
-    if tensor.device.type == DEVICE:
-        return tensor
-    storage = tensor.untyped_storage().to(DEVICE)
-    empty = torch.empty(0, dtype=tensor.dtype, device=DEVICE)
-    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return lambda tensor: moved_together([tensor], DEVICE)[0]
 
 
 @pytest.fixture
-def attend(backend: str) -> Callable[..., Tensor]:
+def attend(backend: str, moved_together: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
     """`tree_attention` for tensors on the CPU, wherever and by whatever it is computed."""
 
     def attend(*arguments: Any, lse: Tensor | None = None, **named: Any) -> Tensor:
-        placed = [_moved(value) for value in arguments]
-        named = {name: _moved(value) for name, value in named.items()}
-        place_of_lse = None if lse is None else _moved(lse)
+        given = [*arguments, *named.values(), *([] if lse is None else [lse])]
+        placed = moved_together(given, DEVICE)
+        place_of_lse = None if lse is None else placed.pop()
+        named = dict(zip(named, placed[len(arguments) :], strict=True))
+        placed = placed[: len(arguments)]
         got = tree_attention(*placed, **named, lse=place_of_lse, backend=backend)
         if lse is not None:
             lse.copy_(place_of_lse)

@@ -87,23 +87,25 @@ LONG_CASES = [case for case in CASES[1::EVERY] if case not in QUICK_CASES]
 
 @pytest.fixture
 def check(
-    make_batch: Callable[..., Any], moved: Callable[[torch.Tensor], torch.Tensor], backend: str
+    make_batch: Callable[..., Any],
+    moved_together: Callable[..., list[torch.Tensor]],
+    backend: str,
 ) -> Callable[..., None]:
     """Holds one case against the reference, or a case the version does not take to its refusal."""
 
     def check(case: dict[str, Any], **calls: Any) -> None:
         if backend == "cuda" and (case["dtype"] == torch.float32 or case["dim"] == 256):
             with pytest.raises(ValueError, match="backend 'cuda' does not take these arguments"):
-                _check(make_batch, moved, case, backend=backend, **calls)
+                _check(make_batch, moved_together, case, backend=backend, **calls)
         else:
-            _check(make_batch, moved, case, backend=backend, **calls)
+            _check(make_batch, moved_together, case, backend=backend, **calls)
 
     return check
 
 
 def _check(
     make_batch: Callable[..., Any],
-    moved: Callable[[torch.Tensor], torch.Tensor],
+    moved_together: Callable[..., list[torch.Tensor]],
     case: dict[str, Any],
     backend: str,
     **calls: Any,
@@ -124,7 +126,8 @@ def _check(
         arguments["q"] = fused[..., :dim]
     lse, want_lse = (torch.full(batch.q.shape[:2], torch.nan) for _ in range(2))
     lse, out = lse.to(DEVICE), torch.full_like(batch.q, torch.nan, device=DEVICE)
-    arguments = {name: moved(tensor) for name, tensor in arguments.items()}
+    placed = moved_together(list(arguments.values()), DEVICE)
+    arguments = dict(zip(arguments, placed, strict=True))
     got = tree_attention(**arguments, out=out, lse=lse, backend=backend, **calls)
     want = tree_attention_reference(**batch.arguments, lse=want_lse, **calls)
     assert got is out

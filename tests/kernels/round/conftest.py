@@ -38,6 +38,7 @@ def make_requests() -> Callable[..., Requests]:
 
 
 def random_requests(seed: int, *, most_rows: int = 40, requests: int = 2) -> Requests:
+    # Copies, since those are made on the default device and views of numpy's memory are not.
     rng = np.random.default_rng(seed)
     depth, width = int(rng.integers(0, 6)), int(rng.integers(1, 6))
     lines = int(rng.choice([1, width]))
@@ -46,11 +47,11 @@ def random_requests(seed: int, *, most_rows: int = 40, requests: int = 2) -> Req
     for level in tokens.reshape(-1, width):
         level[:] = rng.permutation(50)[:width]
     return Requests(
-        torch.from_numpy(tokens),
-        torch.from_numpy(rng.choice(LOG_PROBS, size=(requests, depth, lines, width))),
-        torch.from_numpy(rng.integers(0, 50, size=requests)),
-        torch.from_numpy(rng.integers(1, capacity + 1, size=requests)),
-        torch.from_numpy(rng.integers(0, 99, size=requests)),
+        torch.tensor(tokens),
+        torch.tensor(rng.choice(LOG_PROBS, size=(requests, depth, lines, width))),
+        torch.tensor(rng.integers(0, 50, size=requests)),
+        torch.tensor(rng.integers(1, capacity + 1, size=requests)),
+        torch.tensor(rng.integers(0, 99, size=requests)),
         capacity,
     )
 

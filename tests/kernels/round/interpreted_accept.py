@@ -1,4 +1,4 @@
-"""Run in Triton's interpreter: walks and foreign trees equal their references."""
+"""Interpreted, or on a CUDA device: walks and foreign trees equal their references."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from jetflow_kernels.round import (
     pack_ancestors,
     pack_ancestors_reference,
 )
+
+pytestmark = pytest.mark.usefixtures("on_the_device")
 
 
 def full_tree(make_requests):
@@ -26,8 +28,9 @@ def test_random_walks(make_requests, assert_same, token_type: torch.dtype) -> No
         trees = build_tree_reference(**make_requests(seed, requests=3).arguments)
         generator = torch.Generator().manual_seed(seed)
         # Tokens of the tree's own, so that walks go on.
-        order = torch.randint(trees.tokens.shape[1], trees.tokens.shape, generator=generator)
-        picks = trees.tokens.gather(1, order).to(token_type)
+        shape = trees.tokens.shape
+        order = torch.randint(shape[1], shape, generator=generator, device="cpu")
+        picks = trees.tokens.gather(1, order.to(trees.tokens.device)).to(token_type)
         arguments = (trees.tokens, trees.parents, trees.num_nodes, picks)
         paths = accept_walk(*arguments, max_depth=seed)
         assert_same(paths, accept_walk_reference(*arguments, max_depth=seed))
@@ -66,7 +69,7 @@ def foreign_trees() -> torch.Tensor:
     """A chain, a star, a random tree, bits at the ends of words; then three that are none."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.arange(256)
-    random = (torch.rand(256, generator=generator) * rows).long()
+    random = (torch.rand(256, generator=generator, device="cpu").to(rows.device) * rows).long()
     trees = torch.stack([rows - 1, 0 * rows, random, rows // 2, rows, rows - 1, rows - 1])
     trees[:, 0] = -1
     trees[5, 200] = 255

@@ -1,4 +1,4 @@
-"""Run in Triton's interpreter: the tree builders equal their references, ties included."""
+"""Interpreted, or on a CUDA device: the builders equal their references, ties included."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jetflow_kernels.round import (
     pack_ancestors,
 )
 
+pytestmark = pytest.mark.usefixtures("on_the_device")
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -135,7 +136,7 @@ def test_results_can_be_written_into_given_tensors(make_requests, assert_same) -
         requests.capacity,
         token_type=torch.int64,
         position_type=torch.int64,
-        device=torch.device("cpu"),
+        device=requests.tokens.device,
     )
     out.scores.fill_(torch.nan)
     assert build_tree(**requests.arguments, out=out) is out

@@ -1,4 +1,4 @@
-"""Run in Triton's interpreter: accepted rows move as in the reference, over one another too."""
+"""Interpreted, or on a CUDA device: accepted rows move as in the reference, over each other too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from jetflow_kernels.round import (
 )
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("on_the_device")
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -29,16 +31,17 @@ def a_commit(
     page: int, heads: int, dim: int, dtype: torch.dtype, *, packed: bool = False
 ) -> Commit:
     """Three requests: nothing accepted, a chain that moves nowhere, rows that move over others."""
-    generator = torch.Generator().manual_seed(page)
+    generator, device = torch.Generator().manual_seed(page), torch.get_default_device()
     requests, tree, pages = 3, 8, 24
     paths = [[0], [0, 1, 2, 3], [0, 2, 3, 7]]
     rows = torch.full((requests, 5), -1, dtype=torch.int32)
     for request, path in enumerate(paths):
         rows[request, : len(path)] = torch.tensor(path, dtype=torch.int32)
-    table = torch.randperm(pages, generator=generator)[: 3 * (pages // 3)].view(3, -1).int()
+    table = torch.randperm(pages, generator=generator, device="cpu").view(3, -1).int().to(device)
     pools = []
     for _ in range(2):
-        values = torch.randn(pages, page, heads, 2 * dim, generator=generator).to(dtype)
+        values = torch.randn(pages, page, heads, 2 * dim, generator=generator, device="cpu")
+        values = values.to(device, dtype)
         if packed:
             values = values.transpose(1, 2).contiguous().transpose(1, 2)
             pools += [values[..., :dim], values[..., dim:]]
@@ -49,7 +52,7 @@ def a_commit(
         table,
         torch.tensor([0, 3, page + 1], dtype=torch.int32),
         rows,
-        torch.randn(requests, tree, 3, generator=generator).to(dtype),
+        torch.randn(requests, tree, 3, generator=generator, device="cpu").to(device, dtype),
     )
 
 

@@ -1,4 +1,4 @@
-"""Run in Triton's interpreter: the two passes over logits equal their references."""
+"""Interpreted, or on a CUDA device: the two passes over logits equal their references."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from jetflow_kernels.round import (
 )
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("on_the_device")
+
 
 def logits_with_ties(rows: int, vocabulary: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(rows * vocabulary)
-    values = torch.randn(rows, vocabulary, generator=generator) * 3
+    values = torch.randn(rows, vocabulary, generator=generator, device="cpu") * 3
     # Rounded to quarters: most of the greatest occur more than once.
     values = (values * 4).round() / 4
     values[0, 1::3] = -torch.inf
     values[-1] = 0.0
     values[-1, ::2] = -0.0
-    return values.to(dtype)
+    return values.to(torch.get_default_device(), dtype)
 
 
 @pytest.mark.parametrize(
