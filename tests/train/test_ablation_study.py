@@ -176,7 +176,6 @@ def test_a_report_of_a_study(whole: Path, home: Path) -> None:
 
 
 def test_a_finished_study_is_not_touched_again(whole: Path, home: Path, tmp_path: Path) -> None:
-    # Its heads may be gone.
     small = shutil.copytree(whole, tmp_path / "small", ignore=shutil.ignore_patterns("head*"))
     assert _go(home, small, _study(home), over=lambda: True) is True
     assert _results(small)["runs"] == _results(whole)["runs"]
