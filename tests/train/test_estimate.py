@@ -193,6 +193,6 @@ def test_bytes_and_times_for_people() -> None:
 
 
 def test_the_time_left_is_told_after_twenty_steps() -> None:
-    assert pace(19, 10.0, 0.5) == ""
-    assert pace(20, 10.0, 0.25) == ", 2.0 steps/s, 0:00:30 left"
-    assert pace(20, 10.0, 1.0) == ", 2.0 steps/s, 0:00:00 left"
+    assert pace(19, 10.0, 0.5, 700.0) == ""
+    assert pace(20, 10.0, 0.25, 1234.4) == ", 1,234 rows/s, 2.0 steps/s, 0:00:30 left"
+    assert pace(20, 10.0, 1.0, 0.0) == ", 0 rows/s, 2.0 steps/s, 0:00:00 left"

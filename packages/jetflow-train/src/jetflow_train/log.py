@@ -68,8 +68,7 @@ class StepLog:
         self._sink.write(progress.step, entry)
         report(
             f"step {progress.step} ({100 * share:.0f} %) base {base:.3f} path {path:.3f} "
-            f"norm {entry['grad_norm']:.2f} {rate:,.0f} rows/s"
-            f"{pace(progress.step, progress.seconds, share)}"
+            f"norm {entry['grad_norm']:.2f}{pace(progress.step, progress.seconds, share, rate)}"
         )
         for step, sequences in entry.get("skipped", {}).items():
             report(f"step {step} skipped, its gradient is not finite; sequences {sequences}")

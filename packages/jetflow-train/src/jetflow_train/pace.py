@@ -14,11 +14,16 @@ def time_left(seconds: float, share: float) -> float:
     return seconds * max(0.0, 1.0 - share) / share
 
 
-def pace(step: int, seconds: float, share: float) -> str:
-    """The end of a progress line, such as ``, 12.3 steps/s, 0:04:10 left``; "" while unknown."""
+def pace(step: int, seconds: float, share: float, rows: float) -> str:
+    """The end of a progress line, such as ``, 600,123 rows/s, 15.6 steps/s, 0:04:10 left``.
+
+    "" in the first steps: the very first is not timed, and few others say little. ``rows`` are
+    loss rows a second.
+    """
     if step < FIRST_STEPS or seconds <= 0 or share <= 0:
         return ""
-    return f", {step / seconds:.1f} steps/s, {clock(time_left(seconds, share))} left"
+    left = clock(time_left(seconds, share))
+    return f", {rows:,.0f} rows/s, {step / seconds:.1f} steps/s, {left} left"
 
 
 def clock(seconds: float) -> str:
