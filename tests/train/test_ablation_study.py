@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
