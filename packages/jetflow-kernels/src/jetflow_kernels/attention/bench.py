@@ -1,22 +1,18 @@
 """Times tree attention on a GPU: ``python -m jetflow_kernels.attention.bench --out result.json``.
 
 One process, one card. Every case is checked against the float64 reference first, with every
-backend. A CUDA graph of as many calls as a model has layers, each with pools of its own, is
-replayed, so that keys and values come from memory and not from the L2 cache; pages are permuted at
-random. Backends take turns, replay by replay, so that they meet the same clocks. The report holds
-the median and the spread of one call in microseconds, beside the floor of the given card.
+version and every peer; whoever is wrong or fails is named and not timed. A CUDA graph of as many
+calls as a model has layers, each with pools of its own, is replayed, so that keys and values come
+from memory and not from the L2 cache; pages are permuted at random. All take turns, replay by
+replay, so that they meet the same clocks. The report holds the median and the spread of one call
+in microseconds, beside the floor of the given card.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,13 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jetflow_kernels import timing
+from jetflow_kernels.attention import peers
 from jetflow_kernels.attention.backend import Backend
 from jetflow_kernels.attention.op import tree_attention
 from jetflow_kernels.reference import tree_attention_reference
 
-WARM_UPS = 5
-REPLAYS = 50
 TOLERANCE = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+BANDWIDTH, FLOPS = 4.26e12, 7.9e14
+"""Of an H200, measured: bytes and bf16 operations a second."""
 TIMED: tuple[Backend, ...] = ("triton", "cuda")
 
 
@@ -95,84 +93,132 @@ def _random_trees(case: Case) -> Tensor:
     return words
 
 
-def check(arguments: dict[str, Any], backend: Backend, want: Tensor) -> float:
-    """The largest error of a backend against the reference's output ``want``.
+Entrant = Callable[[dict[str, Any]], Callable[[], Tensor]]
+"""Takes the arguments of a layer and returns what computes its output, [T, Hq, D]."""
+
+
+def version(backend: Backend) -> Entrant:
+    """One of our versions."""
+
+    def entrant(arguments: dict[str, Any]) -> Callable[[], Tensor]:
+        out = torch.empty_like(arguments["q"])
+        return lambda: tree_attention(**arguments, out=out, backend=backend)
+
+    return entrant
+
+
+def check(call: Callable[[], Tensor], want: Tensor) -> float:
+    """The largest error of a call against the reference's output ``want``.
 
     Raises:
         RuntimeError: the error is past the tolerance of the type, or not a number.
     """
-    got = tree_attention(**arguments, backend=backend).double()
-    error = float((got - want.double()).abs().max())
-    if not error <= TOLERANCE[arguments["q"].dtype]:
-        raise RuntimeError(f"tree_attention ({backend}) is off by {error}; nothing was timed")
+    error = float((call().double() - want.double()).abs().max())
+    if not error <= TOLERANCE[want.dtype]:
+        raise RuntimeError(f"it is off by {error}")
     return error
 
 
-def capture(layers: list[dict[str, Any]], backend: Backend) -> Callable[[], None]:
-    """One call of every layer as a graph."""
-    outs = [torch.empty_like(arguments["q"]) for arguments in layers]
-    for arguments, out in zip(layers, outs, strict=True):
-        tree_attention(**arguments, out=out, backend=backend)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for arguments, out in zip(layers, outs, strict=True):
-            tree_attention(**arguments, out=out, backend=backend)
-    return graph.replay
-
-
-def time_us(replays: list[Callable[[], None]], count: int) -> list[list[float]]:
-    """Microseconds of each of ``count`` rounds of all replays in turn, by events."""
-    rounds = []
-    for _ in range(count):
-        pairs = []
-        for replay in replays:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            replay()
-            end.record()
-            pairs.append((start, end))
-        rounds.append(pairs)
-    torch.cuda.synchronize()
-    times = [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in rounds]
-    return [list(one) for one in zip(*times, strict=True)]
-
-
 def run(
-    case: Case, dtype: torch.dtype, bandwidth: float, flops: float, backends: list[Backend]
+    case: Case,
+    dtype: torch.dtype,
+    bandwidth: float,
+    flops: float,
+    entrants: dict[str, Entrant],
 ) -> list[dict[str, object]]:
-    """Checks and times one case: a result for each backend."""
+    """Checks and times one case: a result for each entrant, ``failed`` instead of times if so."""
     layers = make_layers(case, dtype)
     want = tree_attention_reference(**layers[0])
-    errors = [check(layers[0], backend, want) for backend in backends]
-    replays = [capture(layers, backend) for backend in backends]
-    time_us(replays, WARM_UPS)
     floor = case.floor_us(bandwidth, flops)
+    told = {**asdict(case), "dtype": str(dtype).removeprefix("torch."), "floor_us": floor}
     results: list[dict[str, object]] = []
-    for backend, error, times in zip(backends, errors, time_us(replays, REPLAYS), strict=True):
-        each = [time / case.layers for time in times]
-        median, cuts = statistics.median(each), statistics.quantiles(each, n=10)
-        results.append(
-            {
-                **asdict(case),
-                "backend": backend,
-                "dtype": str(dtype).removeprefix("torch."),
-                "error": error,
-                "median_us": median,
-                "p10_us": cuts[0],
-                "p90_us": cuts[-1],
-                "floor_us": floor,
-                "share_of_floor": floor / median,
-            }
-        )
+    timed: list[tuple[dict[str, object], Callable[[], None]]] = []
+    for name, entrant in entrants.items():
+        result: dict[str, object] = {**told, "backend": name}
+        results.append(result)
+        # A peer may fail in any way of its own, which is a result as well.
+        try:
+            calls = [entrant(arguments) for arguments in layers]
+            result["error"] = check(calls[0], want)
+            timed.append((result, timing.capture(calls)))
+        except Exception as error:
+            result["failed"] = f"{type(error).__name__}: {error}"[:1000]
+            torch.cuda.synchronize()
+    spreads = timing.in_turns([replay for _, replay in timed], case.layers)
+    for (result, _), spread in zip(timed, spreads, strict=True):
+        result |= asdict(spread) | {"share_of_floor": floor / spread.median_us}
     return results
 
 
+def compare(results: Sequence[dict[str, Any]]) -> None:
+    """Adds to each of our results how many times as long every peer took in the same case."""
+    took = {(*_case(r), r["backend"]): r["median_us"] for r in results if "median_us" in r}
+    for result in results:
+        if result["backend"] in TIMED and "median_us" in result:
+            result["ratios"] = {
+                key[-1]: time / result["median_us"]
+                for key, time in took.items()
+                if key[:-1] == _case(result) and key[-1] not in TIMED
+            }
+
+
+def _case(result: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(result[name] for name in ("requests", "prefix", "rows", "page", "layers"))
+
+
+def line(result: dict[str, Any]) -> str:
+    """One result for people."""
+    start = (
+        f"B {result['requests']:<3} P {result['prefix']:<6} N {result['rows']:<4} "
+        f"page {result['page']:<4} {result['backend']:<12} "
+    )
+    if "failed" in result:
+        return f"{start}FAILED: {result['failed']}"
+    beside = "".join(f"  {name} x{ratio:.1f}" for name, ratio in result.get("ratios", {}).items())
+    return (
+        f"{start}{result['median_us']:9.2f} us ({result['p10_us']:.2f} to {result['p90_us']:.2f})"
+        f"  {100 * result['share_of_floor']:3.0f} % of the floor's speed{beside}"
+    )
+
+
+def measure(
+    cases: Sequence[Case],
+    entrants: dict[str, Entrant],
+    report: Callable[[dict[str, Any]], None],
+    *,
+    bandwidth: float = BANDWIDTH,
+    flops: float = FLOPS,
+) -> None:
+    """Runs cases and tells every result as soon as it exists.
+
+    Args:
+        cases: what to time.
+        entrants: who takes part, by name.
+        report: gets each result.
+        bandwidth: bytes a second, for the floor.
+        flops: operations a second, for the floor.
+    """
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for case in cases:
+            results = run(case, torch.bfloat16, bandwidth, flops, entrants)
+            compare(results)
+            for result in results:
+                report(result)
+            torch.cuda.empty_cache()
+
+
+def choose(backends: Sequence[Backend], names: Sequence[str]) -> dict[str, Entrant]:
+    """Our versions and the peers that can be imported, by name."""
+    found: dict[str, Entrant] = {backend: version(backend) for backend in backends}
+    return found | {name: peers.PEERS[name].enter for name in names if peers.PEERS[name].version()}
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Runs the grid and writes one JSON file.
+    """Runs the grid and writes one JSON file, anew after every result.
 
     Raises:
-        SystemExit: wrong arguments, or no CUDA device.
+        SystemExit: wrong arguments, no CUDA device, or one of our versions failed.
     """
     parser = argparse.ArgumentParser(prog="jetflow_kernels.attention.bench", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -181,36 +227,31 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1])
     parser.add_argument("--page", type=int, nargs="+", default=[128])
     parser.add_argument("--backends", choices=TIMED, nargs="+", default=["triton"])
+    parser.add_argument("--peers", choices=list(peers.PEERS), nargs="*", default=[])
     parser.add_argument("--layers", type=int, default=36, help="pools that take turns")
-    parser.add_argument("--bandwidth", type=float, default=4.26e12, help="bytes/s for the floor")
-    parser.add_argument("--flops", type=float, default=7.9e14, help="operations/s for the floor")
+    parser.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="bytes/s for the floor")
+    parser.add_argument("--flops", type=float, default=FLOPS, help="operations/s for the floor")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device; there is none here")
-    torch.manual_seed(0)
-    results = []
     grid = product(options.requests, options.prefix, options.rows, options.page)
-    for requests, prefix, rows, page in grid:
-        case = Case(rows=rows, prefix=prefix, requests=requests, page=page, layers=options.layers)
-        found = run(case, torch.bfloat16, options.bandwidth, options.flops, options.backends)
-        for result in found:
-            print(json.dumps(result), flush=True)
-        results += found
-        torch.cuda.empty_cache()
-    report = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": metadata.version("triton"),
-        "results": results,
-    }
-    _write(options.out, json.dumps(report, indent=1))
+    cases = [
+        Case(rows=rows, prefix=prefix, requests=requests, page=page, layers=options.layers)
+        for requests, prefix, rows, page in grid
+    ]
+    results: list[dict[str, Any]] = []
+    head = {**timing.environment(), "peers": peers.versions()}
 
+    def report(result: dict[str, Any]) -> None:
+        results.append(result)
+        print(line(result), flush=True)
+        timing.write_json(options.out, {**head, "results": results})
 
-def _write(path: Path, text: str) -> None:
-    """Writes the whole file or none of it."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    entrants = choose(options.backends, options.peers)
+    measure(cases, entrants, report, bandwidth=options.bandwidth, flops=options.flops)
+    failed = sum("failed" in r and r["backend"] in TIMED for r in results)
+    if failed:
+        raise SystemExit(f"{failed} results of our own failed")
 
 
 if __name__ == "__main__":
