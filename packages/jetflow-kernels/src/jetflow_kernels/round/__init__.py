@@ -8,7 +8,9 @@ from jetflow_kernels.round.build_reference import (
     build_all_children_reference,
     build_tree_reference,
 )
+from jetflow_kernels.round.cache_write import norm_rope_kv_write, norm_rope_kv_write_reference
 from jetflow_kernels.round.commit import CachePools, commit_path, commit_path_reference
+from jetflow_kernels.round.sampled import pick_sampled, pick_sampled_reference
 from jetflow_kernels.round.slots import tree_slots, tree_slots_reference
 from jetflow_kernels.round.topk import TopTokens, depth_topk, depth_topk_reference
 from jetflow_kernels.round.trees import TreeBatch
@@ -28,10 +30,14 @@ __all__ = [
     "commit_path_reference",
     "depth_topk",
     "depth_topk_reference",
+    "norm_rope_kv_write",
+    "norm_rope_kv_write_reference",
     "pack_ancestors",
     "pack_ancestors_reference",
     "pick_argmax",
     "pick_argmax_reference",
+    "pick_sampled",
+    "pick_sampled_reference",
     "tree_slots",
     "tree_slots_reference",
 ]
