@@ -1,4 +1,4 @@
-"""Run in Triton's interpreter: norms, rotation and the cache write equal the plain operations."""
+"""Interpreted, or on a CUDA device: the fused cache write equals the plain operations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from jetflow_kernels.round import norm_rope_kv_write, norm_rope_kv_write_reference
 from torch import Tensor
 from triton.runtime import interpreter
+
+pytestmark = pytest.mark.usefixtures("on_the_device")
 
 BITS = {2: torch.int16, 4: torch.int32}
 
@@ -52,12 +54,12 @@ def a_layer(
     heads: tuple[int, int], dim: int, dtype: torch.dtype, *, packed: bool, norm: bool
 ) -> Layer:
     """Five rows on scattered slots, two of them not to be written, in tensors with gaps."""
-    generator = torch.Generator().manual_seed(dim + heads[0])
+    generator, device = torch.Generator().manual_seed(dim + heads[0]), torch.get_default_device()
     q_heads, kv_heads = heads
     page, pages, rows = 4, 6, 5
 
     def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
+        return torch.randn(*shape, generator=generator, device="cpu").to(device, dtype)
 
     wide = noise(rows, (q_heads + 2 * kv_heads) * dim + 48)
     if packed:
@@ -66,7 +68,7 @@ def a_layer(
     else:
         k_pool = noise(pages, page, kv_heads, dim)
         v_pool = noise(pages, page, kv_heads + 1, dim)[:, :, 1:]
-    angles = torch.rand(50, dim // 2, generator=generator) * 60
+    angles = torch.rand(50, dim // 2, generator=generator, device="cpu").to(device) * 60
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     return Layer(
         wide[:, 16 : 16 + (q_heads + 2 * kv_heads) * dim],

@@ -1,4 +1,4 @@
-"""Run in Triton's interpreter: sampled picks equal the reference's, whatever lies around a row."""
+"""Interpreted, or on a CUDA device: sampled picks equal the reference's, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from jetflow_kernels.round.sampled import launch
 from jetflow_kernels.round.sampled_kernel import gumbel_of, gumbel_tile
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("on_the_device")
+
 Arguments = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def draws(rows: int, vocabulary: int, dtype: torch.dtype) -> Arguments:
     """Logits with ties and rows of all temperatures, seeds and places."""
-    generator = torch.Generator().manual_seed(rows * vocabulary)
-    logits = (torch.randn(rows, vocabulary, generator=generator) * 12).round() / 4
+    generator, device = torch.Generator().manual_seed(rows * vocabulary), torch.get_default_device()
+    logits = (torch.randn(rows, vocabulary, generator=generator, device="cpu") * 12).round() / 4
     logits[0, 1::3] = -torch.inf
     temperatures = torch.tensor([1.0, 0.0, 0.25, 0.7, 2.5, 1e-4]).repeat(rows)[:rows]
     seeds = torch.tensor([0, 7, -1, 2**63 - 1, -(2**63)]).repeat(rows)[:rows]
-    positions = torch.randint(0, 40_000, (rows,), generator=generator)
-    return logits.to(dtype), temperatures, seeds, positions
+    positions = torch.randint(0, 40_000, (rows,), generator=generator, device="cpu")
+    return logits.to(device, dtype), temperatures, seeds, positions.to(device)
 
 
 def assert_equal_where_it_can_be(found: Tensor, arguments: Arguments) -> None:
@@ -117,7 +119,8 @@ def noise_kernel(raw, seed, place, of_raw, of_place, COUNT: tl.constexpr):
 def test_noise_is_as_exact_as_stated() -> None:
     count = 1024
     generator = torch.Generator().manual_seed(1)
-    raw = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator)
+    raw = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator, device="cpu")
+    raw = raw.to(torch.get_default_device())
     # Both ends of (0, 1), the middle from both sides, and every scale in between.
     shifts = torch.arange(63)
     raw[:63], raw[63:126] = 1 << shifts, -1 ^ (1 << shifts)
