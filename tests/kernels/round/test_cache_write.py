@@ -83,8 +83,8 @@ def test_heads_are_normed_and_their_pairs_turned_as_complex_numbers() -> None:
     turn = torch.polar(torch.ones(3, 8, 1), angles[arguments["positions"]][:, :, None])
     pairs = torch.complex(normed[..., :8], normed[..., 8:]) * turn.mT
     wanted = torch.cat((pairs.real, pairs.imag), dim=2).float()
-    torch.testing.assert_close(q, wanted[:, :4])
-    torch.testing.assert_close(arguments["k_pool"][0, 3], wanted[0, 4:])
+    assert torch.allclose(q, wanted[:, :4], rtol=1e-6, atol=1e-6)
+    assert torch.allclose(arguments["k_pool"][0, 3], wanted[0, 4:], rtol=1e-6, atol=1e-6)
 
 
 def test_slots_that_are_none_are_not_written() -> None:
