@@ -133,6 +133,20 @@ def test_jobs_are_taken_as_rows_become_free():
     assert max(ahead) <= 3
 
 
+def test_a_call_that_ends_late_takes_no_rows_from_the_next():
+    rows, asked = decoder(3, check_every=2), jobs(9, 3)
+    left, late = rows.answer(asked), rows.answer(asked)
+    next(left)
+    next(late)
+    now = rows.answer(asked)
+    found = [next(now).number for _ in range(4)]
+    left.close()
+    with pytest.raises(RuntimeError, match="answer other jobs by now"):
+        next(late)
+    found += [answer.number for answer in now]
+    assert sorted(found) == list(range(9))
+
+
 def test_a_decoder_left_in_the_middle_starts_afresh():
     rows = decoder(2, check_every=2)
     asked = jobs(5, 3)

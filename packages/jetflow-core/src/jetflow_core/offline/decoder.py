@@ -90,6 +90,7 @@ class RowDecoder:
         self._since = np.zeros(rows, dtype=np.int64)
         self._window = 0
         self._held: list[Job] = []
+        self._turn = object()
 
     @torch.no_grad()
     def answer(self, jobs: Iterable[Job]) -> Iterator[Answer]:
@@ -98,20 +99,29 @@ class RowDecoder:
         Jobs are taken from the iterable as rows become free, never all at once. An answer depends
         on its own job alone, up to the rounding of the device's matrix products.
 
+        The rows belong to the newest call: what an older one has not answered yet is dropped.
+
         Raises:
             ValueError: a job does not fit the decoder; no row is changed by it.
+            RuntimeError: more is asked of an older call.
         """
         waiting = iter(jobs)
         self._clear()
+        turn = self._turn = object()
         try:
             while self._admit(waiting):
                 self._run_window()
                 # Of the window before: this one runs meanwhile.
                 if self._window > 0:
-                    yield from self._harvest(self._window - 1)
+                    for answer in self._harvest(self._window - 1):
+                        yield answer
+                        if self._turn is not turn:
+                            raise RuntimeError("the decoder's rows answer other jobs by now")
                 self._window += 1
         finally:
-            self._clear()
+            # One that was left half read may end long after the next has begun.
+            if self._turn is turn:
+                self._clear()
 
     def _clear(self) -> None:
         self._jobs, self._held, self._window = [None] * len(self._jobs), [], 0
