@@ -132,14 +132,47 @@ def test_it_is_stored_with_the_head_and_nothing_else_changes(
     assert calibrate(folder / "target", [place], [data], SETTINGS, lambda _: None) == found
 
 
+def test_text_of_somebody_else_is_left_out_and_close_temperatures_stay_apart(
+    target: FrozenTarget, head: DraftHead, corpus: Corpus
+) -> None:
+    # As they come back from a data folder.
+    asked = np.array([0.7, np.nan, 0.3003, 0.3], np.float16).astype(np.float32)
+    mixed = replace(corpus, temperature=asked[np.arange(55) % 4])
+    # Of one corpus each temperature has too few.
+    double = Corpus.joined([mixed, mixed])
+    told: list[str] = []
+    short = replace(SETTINGS, texts=FEWEST_TEXTS, budget=4, max_new_tokens=3)
+    pairs = fit(target, head, double, short, Walkers(), told.append)
+    assert [temperature for temperature, _ in pairs] == [0.3, 0.3003, 0.7]
+    assert replace(head.config, score_temperatures=pairs).score_temperatures == pairs
+    assert len(told) == 3
+
+
+def _refused(*_: Any, **__: Any) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
 def test_what_cannot_be_fitted_is_refused_and_nothing_written(
-    folder: Path, tmp_path: Path, data: Path, head: DraftHead
+    folder: Path,
+    tmp_path: Path,
+    data: Path,
+    target: FrozenTarget,
+    head: DraftHead,
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = save_head(tmp_path / "head", head, HeadInfo())
     before = (place / "config.json").read_bytes()
-    few = replace(SETTINGS, texts=FEWEST_TEXTS - 1)
+    with pytest.raises(ValueError, match=f"texts 15 is out of range: at least {FEWEST_TEXTS}"):
+        replace(SETTINGS, texts=FEWEST_TEXTS - 1)
+    few = replace(corpus, temperature=np.arange(55, dtype=np.float32))
     with pytest.raises(ValueError, match=f"no temperature of the data has {FEWEST_TEXTS} answers"):
-        calibrate(folder / "target", [place], [data], few, lambda _: None)
+        fit(target, head, few, SETTINGS, Walkers(), lambda _: None)
+    # Before minutes of walking, not after them.
+    monkeypatch.setattr(Path, "touch", _refused)
+    with pytest.raises(ValueError, match="Permission denied"):
+        calibrate(folder / "target", [place], [data], SETTINGS, pytest.fail)
+    monkeypatch.undo()
     assert (place / "config.json").read_bytes() == before
     config = json.loads(before)
     del config["jetflow"]

@@ -32,7 +32,7 @@ def command(
         head: Folders of draft heads; each is fitted by itself.
         data: Data folders that the target wrote; training data will do.
         target: Folder of the target; the embedded one if left out.
-        texts: Answers of each temperature that are walked.
+        texts: Answers of each temperature that are walked; at least 16.
         budget: Rows of one verify pass, root included.
         max_new_tokens: Tokens of an answer that are walked.
         workers: Processes that walk; one for each CPU if left out.

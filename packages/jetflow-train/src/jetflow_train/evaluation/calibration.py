@@ -15,6 +15,7 @@ from jetflow_core.head.checkpoint import load_head
 from jetflow_core.head.folder import CONFIG
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.published import own_section
+from jetflow_core.reports.files import check_output
 from jetflow_tree import BestFirst, calibrated
 
 from jetflow_train.draws import CALIBRATION, generator
@@ -38,7 +39,11 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationSettings:
-    """What is walked."""
+    """What is walked.
+
+    Raises:
+        ValueError: on construction: so few texts that no temperature can be fitted.
+    """
 
     texts: int = 192
     """Answers of each temperature, drawn from the data."""
@@ -48,6 +53,10 @@ class CalibrationSettings:
     """Tokens of an answer."""
     workers: int = 1
     """Processes that walk."""
+
+    def __post_init__(self) -> None:
+        if self.texts < FEWEST_TEXTS:
+            raise ValueError(f"texts {self.texts} is out of range: at least {FEWEST_TEXTS}")
 
 
 def calibrate(
@@ -67,13 +76,15 @@ def calibrate(
         report: takes lines of progress.
 
     Raises:
-        ValueError: a head or the data do not fit the target, a head was made elsewhere, or no
-            temperature has ``FEWEST_TEXTS`` answers; named, and nothing is written.
+        ValueError: a head or the data do not fit the target, a head was made elsewhere or cannot
+            be written, or no temperature has ``FEWEST_TEXTS`` answers; named, and nothing is
+            written.
     """
     check_heads(heads, target_dir)
     for folder in heads:
         if not own_section(_config(folder)):
             raise ValueError(f"{folder} has no jetflow section in its {CONFIG} to store them in")
+        check_output(folder / CONFIG)
     target = open_target(target_dir)
     corpus = load_corpus(data, target.fingerprint)
     found = {}
@@ -104,7 +115,7 @@ def fit(
     plain, depth = _unread(head), head.config.max_depth
     policies = {OWN: [_policy(fitted, settings.budget, depth) for fitted in TRIED]}
     found = []
-    for temperature in sorted(set(corpus.temperature.tolist())):
+    for temperature in _asked(corpus):
         answers = stored_answers(corpus, temperature, settings)
         if len(answers.texts) < FEWEST_TEXTS:
             report(f"temperature {temperature:g}: {len(answers.texts)} answers are too few")
@@ -112,13 +123,26 @@ def fit(
         taus = [each.tau for each in evaluate(target, plain, answers, policies, walkers).walked]
         # Of equal ones that which changes the scores least.
         best = max(range(len(TRIED)), key=lambda i: (taus[i], -abs(math.log(TRIED[i]))))
-        # Data folders keep temperatures in half precision.
-        found.append((round(temperature, 3), TRIED[best]))
+        found.append((_decimal(temperature), TRIED[best]))
         told = ", ".join(f"{t:g}: {tau:.3f}" for t, tau in zip(TRIED, taus, strict=True))
         report(f"temperature {temperature:g}: scores at {TRIED[best]:g}; tau with each: {told}")
     if not found:
         raise ValueError(f"no temperature of the data has {FEWEST_TEXTS} answers to fit on")
     return tuple(found)
+
+
+def _asked(corpus: Corpus) -> list[float]:
+    """Temperatures of the answers, rising; text that somebody else wrote has none."""
+    asked: list[float] = np.unique(corpus.temperature[~np.isnan(corpus.temperature)]).tolist()
+    return asked
+
+
+def _decimal(temperature: float) -> float:
+    """What was asked for: data folders keep temperatures in half precision.
+
+    The shortest decimal that stands for the stored value, so that two of them stay apart.
+    """
+    return float(str(np.float16(temperature)))
 
 
 def stored_answers(corpus: Corpus, temperature: float, settings: CalibrationSettings) -> Answers:
