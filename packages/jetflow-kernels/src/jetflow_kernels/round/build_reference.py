@@ -1,8 +1,9 @@
-"""Plain references of the tree builders: a list of all open nodes, searched at every step."""
+"""Plain references of the tree builders: heaps and lists on the host, one node at a time."""
 
 from __future__ import annotations
 
 import math
+from heapq import heapify, heappop, heappush
 
 import torch
 from torch import Tensor
@@ -49,10 +50,11 @@ def build_tree_reference(
         rows: list[_Node] = [(0.0, 0, (), -1)]
         limit = _limit(tokens[request], log_probs[request], int(budgets[request]), capacity)
         waiting = _children(table, rows[0], 0)
+        heapify(waiting)
         while waiting and len(rows) < limit:
-            node = min(waiting)
-            waiting.remove(node)
-            waiting += _children(table, node, len(rows))
+            node = heappop(waiting)
+            for child in _children(table, node, len(rows)):
+                heappush(waiting, child)
             rows.append(node)
         _write(trees, request, tokens, rows, roots, limit > 0)
     _finish(trees, root_positions)
