@@ -27,6 +27,49 @@ def test_one_row_more_changes_pieces_only_past_a_power_of_two(
     assert same or rows & (rows - 1) == 0
 
 
+@given(prefix=st.integers(0, 200_000), rows=st.integers(1, 256), bits=st.integers(0, 3))
+def test_shares_cover_prefix_and_tree(prefix: int, rows: int, bits: int) -> None:
+    share = plan.share_length(prefix, rows, bits)
+    assert share % 64 == 0 and share << bits >= prefix + rows
+    # Nobody has a tile more than an even cut would need.
+    assert share - 64 < -(-(prefix + plan_bucket(rows)) >> bits)
+    if rows < 256 and rows & (rows - 1):
+        assert share == plan.share_length(prefix, rows + 1, bits)
+
+
+def plan_bucket(rows: int) -> int:
+    return 1 << (rows - 1).bit_length()
+
+
+@pytest.mark.parametrize(
+    ("rows", "requests", "bits"),
+    # Qwen3-8B alone: 2, 4 and 8 tiles of each of 8 heads; then batches; then too few tiles.
+    [
+        (64, 1, 3), (128, 1, 2), (256, 1, 1), (512, 8, 0), (2048, 32, 0), (320, 5, 2),
+        (128, 8, 2), (16, 1, plan.BY_LENGTH), (1, 1, plan.BY_LENGTH), (0, 0, 0),
+    ],
+)  # fmt: skip
+def test_clusters_fill_the_card(rows: int, requests: int, bits: int) -> None:
+    tiles = plan.tiles_for(rows, requests, 4, 128, torch.bfloat16)
+    found = plan.cluster_bits(
+        rows, requests, 4, 8, tile_rows=tiles.rows, programs=2 if tiles.rows == 64 else 1
+    )
+    assert found == bits
+
+
+@given(
+    counts=st.lists(st.integers(0, 256), min_size=1, max_size=9),
+    padding=st.integers(0, 9),
+    group=st.integers(1, 16),
+    tile=st.sampled_from([64, 128]),
+)
+def test_tiles_fit_the_most(counts: list[int], padding: int, group: int, tile: int) -> None:
+    most = plan.most_tiles(sum(counts) + padding, len(counts), group, tile)
+    assert sum(-(-count * group // tile) for count in counts) <= most
+    if len(counts) == 1 and not padding:
+        assert most == -(-counts[0] * group // tile)
+
+
 @given(
     requests=st.lists(st.tuples(st.integers(0, 256), st.integers(0, 60_000)), min_size=1),
     heads=HEADS,

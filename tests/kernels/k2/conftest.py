@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,52 @@ STAND_INS = Path(__file__).parent / "emulation"
 SOURCES = Path(build.__file__).parent
 
 
+QUICK = [Configuration(dtype=torch.bfloat16, dim=64, rows=128)]
+"""Of the default tests: compiling all takes longer."""
+
+
+class Broken(AssertionError):
+    """The kernel did what the card would not forgive."""
+
+
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The library of ``emulator.cpp``."""
-    folder = tmp_path_factory.mktemp("emulator")
-    for file in (*SOURCES.glob("*.cu*"), *STAND_INS.iterdir()):
-        shutil.copy(file, folder)
+def emulator(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    """The library of ``emulator.cpp`` with the kernels of the default tests."""
+    return compiled(QUICK)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
+    """Compiles ``emulator.cpp`` with some kernels, and with changes to the sources."""
+
+    def compiled(
+        variants: Sequence[Configuration], changes: Sequence[tuple[str, str, str]] = ()
+    ) -> ctypes.CDLL:
+        folder = tmp_path_factory.mktemp("emulator")
+        for file in (*SOURCES.glob("*.cu*"), *STAND_INS.iterdir()):
+            shutil.copy(file, folder)
+        for name, old, new in changes:
+            text = (folder / name).read_text()
+            assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
+            (folder / name).write_text(text.replace(old, new))
+        return _compile(folder, variants)
+
+    return compiled
+
+
+def _compile(folder: Path, variants: Sequence[Configuration]) -> ctypes.CDLL:
+    cases = "".join(f"CASE({one.element},{one.dim},{one.rows})" for one in variants)
     defines = [flag for flag in build.FLAGS if flag.startswith("-D")]
-    command = ["g++", "-std=c++20", "-O2", "-w", "-shared", "-fPIC", *defines]
+    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *defines]
     done = subprocess.run(
-        [*command, "-x", "c++", "emulator.cpp", "-o", "emulator.so"],
+        [*command, f"-DKERNELS={cases}", "-x", "c++", "emulator.cpp", "-o", "emulator.so"],
         cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(folder / "emulator.so"))
     library.run.restype = ctypes.c_char_p
+    library.variants = list(variants)  # type: ignore[attr-defined]
+    library.emulated_divided.argtypes = [ctypes.c_int, ctypes.c_uint32]
     library.emulated_visible.argtypes = [*[ctypes.c_int] * 3, *[ctypes.c_uint64] * 2]
     library.emulated_visible.restype = ctypes.c_uint64
     return library
@@ -45,39 +77,65 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(scope="session")
 def emulate(emulator: ctypes.CDLL) -> Callable[..., tuple[Tensor, Tensor]]:
     """Runs the kernel on tensors on the CPU: output and log-sum-exp, pieces put together."""
-
-    def emulate(
-        arguments: dict[str, Tensor], *, scale: float, rows: int, programs: int = 3, seed: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        return _emulate(emulator, TreeAttentionArguments(**arguments), scale, rows, programs, seed)
-
-    return emulate
+    return partial(emulate_with, emulator)
 
 
-def _emulate(
-    emulator: ctypes.CDLL,
-    arguments: TreeAttentionArguments,
+@pytest.fixture(scope="session")
+def emulate_any(compiled: Callable[..., ctypes.CDLL]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """``emulate`` for every variant."""
+    return partial(emulate_with, compiled(CONFIGURATIONS))
+
+
+@pytest.fixture(scope="session")
+def emulate_changed(
+    compiled: Callable[..., ctypes.CDLL],
+) -> Callable[..., Callable[..., tuple[Tensor, Tensor]]]:
+    """``emulate`` for one variant of changed sources."""
+
+    def changed(
+        variant: Configuration, changes: Sequence[tuple[str, str, str]]
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        return partial(emulate_with, compiled([variant], changes))
+
+    return changed
+
+
+def emulate_with(
+    library: Any,
+    given: dict[str, Tensor],
+    *,
     scale: float,
     rows: int,
-    programs: int,
-    seed: int,
+    programs: int = 3,
+    seed: int = 0,
+    bits: int = plan.BY_LENGTH,
 ) -> tuple[Tensor, Tensor]:
+    """One call of a compiled kernel; ``programs`` is of clusters where they have several.
+
+    Raises:
+        Broken: it did what the card would not forgive.
+    """
+    arguments = TreeAttentionArguments(**given)
     q, pool = arguments.q, arguments.k_pool
     capacity = arguments.page_table.shape[1] * pool.shape[1]
     room = plan.partial_rows(len(q), len(arguments.prefix_len), q.shape[1], capacity)
     out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:2], torch.nan)
-    partial, partial_lse = (
+    partials = (
         torch.full((room, *q.shape[1:]), torch.nan),
         torch.full((room, q.shape[1]), torch.nan),
     )
     box = box_rows(pool.shape[1])
-    params = _params(arguments, out, lse, partial, partial_lse, box)
+    listed = bits == plan.BY_LENGTH
+    params = _params(arguments, out, lse, partials if listed else None, box, bits)
     _set_scale(params, scale)
     maps = [_map(tensor, box) for tensor in (pool, arguments.v_pool)]
-    kernel = CONFIGURATIONS.index(Configuration(dtype=q.dtype, dim=q.shape[2], rows=rows))
-    wrong = emulator.run(kernel, *map(ctypes.byref, (params, *maps)), programs, seed)  # type: ignore[arg-type]
-    assert wrong is None, wrong.decode()
-    _merge(arguments, out, lse, partial, partial_lse)
+    kernel = library.variants.index(Configuration(dtype=q.dtype, dim=q.shape[2], rows=rows))
+    started = programs << max(bits, 0)
+    wrong = library.run(kernel, rows, *map(ctypes.byref, (params, *maps)), started, seed)
+    if wrong is not None:
+        raise Broken(wrong.decode())
+    if listed:
+        _merge(arguments, out, lse, *partials)
     return out, lse
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from jetflow_kernels.arguments import TreeAttentionArguments
+from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.k2 import build, driver, launch
 
 STAND_IN = Path(__file__).parent / "emulation" / "driver.c"
@@ -29,14 +30,21 @@ class Launched(ctypes.Structure):
     _fields_ = (
         ("function", ctypes.c_uint64), ("stream", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32),
-        ("parameters", ctypes.c_ubyte * 256 * 3),
+        ("cluster", ctypes.c_uint32 * 3), ("early", ctypes.c_uint32),
+        ("attributes", ctypes.c_uint32), ("parameters", ctypes.c_ubyte * 288 * 3),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("driver") / "libcuda.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, STAND_IN], check=True)
+    subprocess.run(
+        [
+            *("gcc", f"-DPARAMETER_BYTES={ctypes.sizeof(launch.Params)}"),
+            *("-shared", "-fPIC", "-o", str(made), str(STAND_IN)),
+        ],
+        check=True,
+    )
     return made
 
 
@@ -52,18 +60,22 @@ def noted(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDL
         cache.cache_clear()
 
 
-def test_one_call(
-    noted: ctypes.CDLL, make_batch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = make_batch((5, 2), (9, 0), page=48, heads=(4, 2), dim=64, dtype=torch.bfloat16)
-    arguments = TreeAttentionArguments(**batch.arguments)
-    merged = []
+@pytest.fixture
+def card(noted: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A card that computes nothing; the list receives the arguments of merges."""
+    merged: list[Any] = []
     monkeypatch.setattr(build, "cubin", lambda variant: b"code of " + variant.name.encode())
     monkeypatch.setattr(launch, "merge_pieces", lambda *given: merged.append(given))
     monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     stream = type("Stream", (), {"cuda_stream": 77})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return merged
+
+
+def test_one_call(noted: ctypes.CDLL, card: list[Any], make_batch: Callable[..., Any]) -> None:
+    batch = make_batch((5, 2), (9, 0), page=48, heads=(4, 2), dim=64, dtype=torch.bfloat16)
+    arguments = TreeAttentionArguments(**batch.arguments)
     out, lse = torch.empty_like(batch.q), torch.empty(batch.q.shape[:2])
     launch.launch(arguments, out=out, lse=lse, scale=-0.5)
 
@@ -97,7 +109,38 @@ def test_one_call(
     assert (params.page, params.box, params.words) == (48, 16, 1)
     assert (params.q_keep, params.q_flip) == (0xFFFFFFFF, 0x80008000)
     assert params.factor == pytest.approx(0.5 * 1.4426950408889634)
-    assert merged[0][0] is arguments and merged[0][5] == 264
+    assert (params.kv_heads, params.cluster_bits) == (2, plan.BY_LENGTH)
+    assert list(started.cluster) == [0] * 3 and (started.early, started.attributes) == (1, 1)
+    assert card[0][0] is arguments and card[0][5] == 264
+
+
+@pytest.mark.parametrize(("bits", "grid"), [(0, 32), (1, 64), (3, 256), (None, 256)])
+def test_clusters(
+    noted: ctypes.CDLL,
+    card: list[Any],
+    make_batch: Callable[..., Any],
+    bits: int | None,
+    grid: int,
+) -> None:
+    """32 tiles of 64 rows: four of each of eight heads."""
+    batch = make_batch((40, 40), (9, 0), heads=(16, 8), dim=64, dtype=torch.float16, padding=0)
+    arguments = TreeAttentionArguments(**batch.arguments)
+    out = torch.empty_like(batch.q)
+    tiles = plan.tiles_for(1, 1, 1, 64, torch.float16)
+    given = {"tiles": tiles, "cluster_bits": bits, "early": False}
+    launch.launch(arguments, out=out, lse=None, scale=1.0, **given)  # type: ignore[arg-type]
+    started = Launched.in_dll(noted, "launched")
+    cluster = 1 << (3 if bits is None else bits)
+    assert list(started.cluster) == ([cluster, 1, 1] if cluster > 1 else [0] * 3)
+    assert (started.early, started.attributes) == (0, int(cluster > 1))
+    assert list(started.grid) == [grid, 1, 1]
+    params = launch.Params.from_buffer_copy(bytes(started.parameters[0]))
+    assert params.cluster_bits == cluster.bit_length() - 1
+    assert params.partial is None and not card
+    assert (params.group_inverse, params.page_inverse) == (2**31 + 1, 2**28 + 1)
+    # No more clusters than fit, whatever the batch.
+    launch.launch(arguments, out=out, lse=None, scale=1.0, programs=17, **given)  # type: ignore[arg-type]
+    assert Launched.in_dll(noted, "launched").grid[0] == max(1, 17 // cluster) * cluster
 
 
 def test_a_refusal_is_said_with_the_driver_s_words(noted: ctypes.CDLL) -> None:

@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from jetflow_kernels.attention import plan
 
 ATOL = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+CLUSTERS = range(1, plan.MAX_CLUSTER_BITS + 1)
 # Nodes, prefixes, page, heads, dim, type, rows of a tile, packed layout.
 CASES: list[tuple[Any, ...]] = [
-    ((1,), (0,), 16, (1, 1), 64, torch.float16, 64, False),
-    ((5, 2), (40, 0), 16, (2, 1), 128, torch.bfloat16, 64, False),
-    ((5, 0, 3), (130, 7, 64), 48, (4, 2), 64, torch.float16, 64, True),
+    ((1,), (0,), 16, (1, 1), 64, torch.bfloat16, 128, False),
+    ((5, 0, 3), (130, 7, 64), 48, (4, 2), 64, torch.bfloat16, 128, True),
     ((70,), (61,), 24, (2, 1), 64, torch.bfloat16, 128, False),
-    ((33, 1), (130, 300), 128, (4, 1), 128, torch.float16, 128, True),
 ]
 SLOW: list[tuple[Any, ...]] = [
+    ((5, 2), (40, 0), 16, (2, 1), 128, torch.bfloat16, 64, False),
+    ((5, 0, 3), (130, 7, 64), 48, (4, 2), 64, torch.float16, 64, True),
+    ((33, 1), (130, 300), 128, (4, 1), 128, torch.float16, 128, True),
     ((129,), (191,), 64, (2, 1), 64, torch.float16, 64, False),
     ((255, 3), (127, 640), 256, (3, 1), 64, torch.bfloat16, 128, False),
     ((256,), (1,), 16, (2, 1), 128, torch.float16, 128, True),
@@ -26,7 +29,11 @@ SLOW: list[tuple[Any, ...]] = [
 
 
 def _check(
-    make_batch: Callable[..., Any], emulate: Callable[..., Any], case: Any, scale: float | None
+    make_batch: Callable[..., Any],
+    emulate: Callable[..., Any],
+    case: Any,
+    scale: float | None = None,
+    bits: int = plan.BY_LENGTH,
 ) -> None:
     nodes, prefixes, page, heads, dim, dtype, rows, packed = case
     batch = make_batch(nodes, prefixes, page=page, heads=heads, dim=dim, dtype=dtype)
@@ -39,8 +46,10 @@ def _check(
     factor = dim**-0.5 if scale is None else scale
     want, want_lse = batch.dense(factor)
     first = None
-    for programs, seed in ((1, 1), (5, 2)):
-        got, lse = emulate(arguments, scale=factor, rows=rows, programs=programs, seed=seed)
+    for programs, seed in ((1, 1), (5, 2)) if bits <= 0 else ((1, 1), (3, 2)):
+        got, lse = emulate(
+            arguments, scale=factor, rows=rows, programs=programs, seed=seed, bits=bits
+        )
         # Comparisons that NaN does not pass.
         assert (got.double() - want).abs().max() <= ATOL[dtype]
         alike = torch.isclose(lse.double(), want_lse, rtol=0, atol=1e-5)
@@ -52,15 +61,58 @@ def _check(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_short(make_batch: Callable[..., Any], emulate: Callable[..., Any], case: Any) -> None:
-    _check(make_batch, emulate, case, None)
+    _check(make_batch, emulate, case)
+
+
+@pytest.mark.parametrize(("case", "bits"), [(CASES[1], 1), (CASES[2], 0), (CASES[2], 1)], ids=str)
+def test_clusters(
+    make_batch: Callable[..., Any], emulate: Callable[..., Any], case: Any, bits: int
+) -> None:
+    _check(make_batch, emulate, case, bits=bits)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW, ids=str)
-def test_long(make_batch: Callable[..., Any], emulate: Callable[..., Any], case: Any) -> None:
-    _check(make_batch, emulate, case, None)
+@pytest.mark.parametrize("bits", [plan.BY_LENGTH, 0, *CLUSTERS])
+@pytest.mark.parametrize("case", [*CASES, *SLOW], ids=str)
+def test_long(
+    make_batch: Callable[..., Any], emulate_any: Callable[..., Any], case: Any, bits: int
+) -> None:
+    _check(make_batch, emulate_any, case, bits=bits)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_scales(make_batch: Callable[..., Any], emulate: Callable[..., Any], scale: float) -> None:
-    _check(make_batch, emulate, CASES[1], scale)
+    _check(make_batch, emulate, CASES[1], scale, bits=1 if scale else plan.BY_LENGTH)
+
+
+@pytest.mark.parametrize("bits", [plan.BY_LENGTH, 1])
+def test_a_request_does_not_feel_the_others(
+    make_batch: Callable[..., Any], emulate: Callable[..., Any], bits: int
+) -> None:
+    shape: dict[str, Any] = {"heads": (2, 1), "dim": 64, "dtype": torch.bfloat16}
+    batch = make_batch((5, 20, 3), (300, 9, 64), **shape)
+    call: dict[str, Any] = {"scale": 0.125, "rows": 128, "bits": bits}
+    together = emulate(batch.arguments, **call)[0]
+    # The same rows and requests in all, other prefixes and sizes beside the first one.
+    others = dict(batch.arguments)
+    others["cu_nodes"] = torch.tensor([0, 5, 9, 28], dtype=torch.int32)
+    others["prefix_len"] = torch.tensor([300, 0, 30], dtype=torch.int32)
+    assert torch.equal(emulate(others, **call)[0][:5], together[:5])
+    # Descendants more or less, up to a power of two, change none of the others' bits.
+    grown = make_batch((8,), (300,), **shape)
+    whole = emulate(grown.arguments, **call)[0]
+    fewer = {**grown.arguments, "cu_nodes": torch.tensor([0, 5], dtype=torch.int32)}
+    assert torch.equal(emulate(fewer, **call)[0][:5], whole[:5])
+
+
+def test_a_row_that_sees_nothing_and_padding(
+    make_batch: Callable[..., Any], emulate: Callable[..., Any]
+) -> None:
+    batch = make_batch((4,), (0,), heads=(2, 1), dim=64, dtype=torch.bfloat16)
+    batch.ancestors[2] = 0
+    for bits in (plan.BY_LENGTH, 1):
+        got, lse = emulate(batch.arguments, scale=0.1, rows=128, bits=bits)
+        assert torch.equal(got[2], torch.zeros_like(got[2]))
+        assert torch.equal(got[4:], torch.zeros_like(got[4:]))
+        assert torch.isneginf(lse[2]).all() and torch.isneginf(lse[4:]).all()
+        assert torch.isfinite(lse[[0, 1, 3]]).all()

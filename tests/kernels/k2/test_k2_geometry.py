@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.k2.launch import inverse
+from jetflow_kernels.attention.k2.limits import MOST_POSITIONS
 
 # The fixture is a library that keeps no state.
 SHARED_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -19,6 +21,25 @@ def test_chunks_are_those_of_the_plan(
 ) -> None:
     found = emulator.emulated_chunk_length(prefix, rows, heads)
     assert found == plan.chunk_length(prefix, rows, heads)
+
+
+@SHARED_FIXTURE
+@given(prefix=st.integers(0, 200_000), rows=st.integers(1, 256), bits=st.integers(0, 3))
+def test_shares_are_those_of_the_plan(
+    emulator: ctypes.CDLL, prefix: int, rows: int, bits: int
+) -> None:
+    assert emulator.emulated_share_length(prefix, rows, bits) == plan.share_length(
+        prefix, rows, bits
+    )
+
+
+@SHARED_FIXTURE
+@given(n=st.integers(0, MOST_POSITIONS - 1), divisor=st.integers(1, 256))
+@example(MOST_POSITIONS - 1, 255)
+@example(MOST_POSITIONS - 1, 256)
+@example(MOST_POSITIONS - 256, 256)
+def test_products_with_inverses_are_quotients(emulator: ctypes.CDLL, n: int, divisor: int) -> None:
+    assert emulator.emulated_divided(n, inverse(divisor)) == n // divisor
 
 
 @SHARED_FIXTURE

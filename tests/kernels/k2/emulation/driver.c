@@ -12,9 +12,25 @@ struct {
 
 struct {
   u64 function, stream;
-  uint32_t grid[3], block[3], shared;
-  unsigned char parameters[3][256];
+  uint32_t grid[3], block[3], shared, cluster[3], early, attributes;
+  unsigned char parameters[3][288];
 } launched;
+
+// CUlaunchConfig and CUlaunchAttribute of cuda.h.
+struct attribute {
+  int which;
+  char pad[4];
+  union {
+    uint32_t numbers[3];
+    char bytes[64];
+  } value;
+};
+struct config {
+  uint32_t grid[3], block[3], shared;
+  void* stream;
+  const struct attribute* attributes;
+  uint32_t count;
+};
 
 char loaded[64];
 char wanted[64];
@@ -60,16 +76,22 @@ int cuTensorMapEncodeTiled(
   memset(map, 0x5a, 128);
   return (u64)map % 64 != 0;
 }
-int cuLaunchKernel(
-    void* function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
-    uint32_t shared, void* stream, void** parameters, void** extra) {
-  uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+int cuLaunchKernelEx(
+    const struct config* config, void* function, void** parameters, void** extra) {
   launched.function = (u64)function;
-  launched.stream = (u64)stream;
-  memcpy(launched.grid, grid, sizeof(grid));
-  memcpy(launched.block, block, sizeof(block));
-  launched.shared = shared;
-  memcpy(launched.parameters[0], parameters[0], 240);
+  launched.stream = (u64)config->stream;
+  memcpy(launched.grid, config->grid, sizeof(launched.grid));
+  memcpy(launched.block, config->block, sizeof(launched.block));
+  launched.shared = config->shared;
+  launched.attributes = config->count;
+  launched.early = 0;
+  memset(launched.cluster, 0, sizeof(launched.cluster));
+  for (uint32_t i = 0; i < config->count; ++i) {
+    const struct attribute* one = config->attributes + i;
+    if (one->which == 4) memcpy(launched.cluster, one->value.numbers, sizeof(launched.cluster));
+    if (one->which == 6) launched.early = one->value.numbers[0];
+  }
+  memcpy(launched.parameters[0], parameters[0], PARAMETER_BYTES);
   memcpy(launched.parameters[1], parameters[1], 128);
   memcpy(launched.parameters[2], parameters[2], 128);
   return extra != 0;

@@ -3,7 +3,7 @@
 
 #include "program.cuh"
 
-using Program = void(const Params&, const TensorMap*, const TensorMap*);
+using Kernel = void(const Params&, const TensorMap*, const TensorMap*);
 
 template <class Element, int DIM, int ROWS>
 void program(const Params& p, const TensorMap* keys, const TensorMap* values) {
@@ -19,22 +19,25 @@ void sizes(int* to) {
 
 extern "C" {
 
-// Null, or what went wrong. ``kernel`` counts the kernels in the order of the list below.
-const char* run(int kernel, const Params* p, const TensorMap* keys, const TensorMap* values,
+// KERNELS: a list of CASE(type, head dim, rows), in the order of the tests' list of them.
+#define CASE(element, dim, rows) program<element, dim, rows>,
+static Kernel* const kernels[] = {KERNELS};
+
+// Null, or what went wrong. ``kernel`` counts the kernels in the order of the list above.
+const char* run(int kernel, int rows, const Params* p, const TensorMap* keys, const TensorMap* values,
                 int programs, int seed) {
-  static const Program* const kernels[] = {
-      program<Half, 64, 64>,    program<Half, 64, 128>,    program<Half, 128, 64>,
-      program<Half, 128, 128>,  program<Bfloat, 64, 64>,   program<Bfloat, 64, 128>,
-      program<Bfloat, 128, 64>, program<Bfloat, 128, 128>};
-  const int threads = kernel % 2 ? 384 : 256;
+  const int threads = 128 + 2 * rows;
+  const int cluster = p->cluster_bits > 0 ? 1 << p->cluster_bits : 1;
   gridDim.x = programs;
   fibers::chance.seed(seed);
-  for (int program = 0; program < programs; ++program) {
-    blockIdx.x = program;
-    machine::begin(threads);
+  for (int first = 0; first < programs; first += cluster) {
+    machine::begin(threads, cluster, first);
     for (auto& groups : machine::pending) groups.clear();
-    fibers::body = [&] { kernels[kernel](*p, keys, values); };
-    fibers::run(threads);
+    fibers::body = [&] {
+      kernels[kernel](*p, keys, values);
+      machine::ended();
+    };
+    fibers::run(cluster * threads);
     if (!fibers::fault.empty()) return fibers::fault.c_str();
     if (!machine::copies.empty()) return "copies that nobody waited for";
   }
@@ -55,6 +58,12 @@ void emulated_sizes(int dim, int rows, int* to) {
   if (dim == 64) rows == 64 ? sizes<64, 64>(to) : sizes<64, 128>(to);
   else rows == 64 ? sizes<128, 64>(to) : sizes<128, 128>(to);
 }
+
+int emulated_share_length(int prefix, int rows, int bits) {
+  return share_length(prefix, rows, bits);
+}
+
+int emulated_divided(int n, uint32_t inverse) { return divided(n, inverse); }
 
 int emulated_params_size() { return sizeof(Params); }
 }

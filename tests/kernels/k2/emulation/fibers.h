@@ -1,5 +1,5 @@
-// Threads of one program as fibers of one CPU thread: they run in an order drawn at random, until
-// they wait for something. Nobody able to go on is a hang, and is reported.
+// Threads of the programs of a cluster as fibers of one CPU thread: they run in an order drawn at
+// random, until they wait for something. Nobody able to go on is a hang, and is reported.
 #pragma once
 #include <stdint.h>
 #include <stdio.h>
@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -27,11 +28,15 @@ struct Fault : std::runtime_error {
 
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack;
+  std::unique_ptr<char[]> stack;
   bool done = false;
 };
 
+constexpr size_t STACK = 96 << 10;
 inline std::vector<Fiber> all;
+inline int current;          // of them
+inline int threads = 1;      // of a program
+inline int first_program;    // of the cluster
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline std::function<bool()> background;  // does a piece of what runs beside the threads, if any
@@ -45,13 +50,13 @@ inline void entry() {
   } catch (const Fault& error) {
     fault = error.what();
   }
-  all[threadIdx.x].done = true;
-  swapcontext(&all[threadIdx.x].context, &scheduler);
+  all[current].done = true;
+  swapcontext(&all[current].context, &scheduler);
 }
 
 // Lets others run; the caller tests its condition again afterwards.
 inline void yield() {
-  const unsigned me = threadIdx.x;
+  const int me = current;
   swapcontext(&all[me].context, &scheduler);
   if (!fault.empty()) throw Fault(fault);
 }
@@ -69,27 +74,33 @@ void wait(Condition condition) {
   while (!condition()) yield();
 }
 
-inline void run(int threads) {
-  all = std::vector<Fiber>(threads);
+inline void resume(int fiber) {
+  current = fiber;
+  threadIdx.x = fiber % threads;
+  blockIdx.x = first_program + fiber / threads;
+  swapcontext(&scheduler, &all[fiber].context);
+}
+
+inline void run(int count) {
+  if (all.size() < size_t(count)) all.resize(count);
   fault.clear();
   progress = 0;
   const unsigned hurry = chance() % 5;
   std::vector<int> order;
-  for (int i = 0; i < threads; ++i) {
-    all[i].stack.resize(256 << 10);
+  for (int i = 0; i < count; ++i) {
+    // Not initialised: most of it is never touched.
+    if (!all[i].stack) all[i].stack.reset(new char[STACK]);
+    all[i].done = false;
     getcontext(&all[i].context);
-    all[i].context.uc_stack.ss_sp = all[i].stack.data();
-    all[i].context.uc_stack.ss_size = all[i].stack.size();
+    all[i].context.uc_stack.ss_sp = all[i].stack.get();
+    all[i].context.uc_stack.ss_size = STACK;
     makecontext(&all[i].context, entry, 0);
     order.push_back(i);
   }
   while (!order.empty()) {
     const long before = progress;
     std::shuffle(order.begin(), order.end(), chance);
-    for (int i : order) {
-      threadIdx.x = i;
-      swapcontext(&scheduler, &all[i].context);
-    }
+    for (int i : order) resume(i);
     const size_t running = order.size();
     order.erase(std::remove_if(order.begin(), order.end(), [](int i) { return all[i].done; }),
                 order.end());

@@ -15,7 +15,9 @@
 #define __launch_bounds__(threads, programs)
 #define INLINE inline
 
-alignas(1024) inline unsigned char memory[232448];
+constexpr int MOST_PROGRAMS = 8;
+constexpr uint32_t MEMORY = 232448;  // shared memory of a program; addresses begin at 0 in each
+alignas(1024) inline unsigned char memory[MOST_PROGRAMS * MEMORY];
 
 struct uint4 {
   uint32_t x, y, z, w;
@@ -25,6 +27,11 @@ struct float2 {
 };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+struct float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 
 namespace machine {
 
@@ -44,6 +51,7 @@ struct Barrier {
 };
 
 struct Copy {
+  int program;
   uint32_t to, barrier;
   const TensorMap* map;
   int at[4];
@@ -60,18 +68,74 @@ struct Map {
   int64_t sizes[4], strides[3], rows;
 };
 
-inline Barrier barriers[64];
-inline std::vector<Copy> copies;
-inline Warp warps[12];
-inline fibers::Meeting everybody, named[16], multiplying[3];
-inline std::vector<std::pair<uint32_t, const void*>> own_copies[384];  // null: zeros
-// Threads (+ 1) whose ordinary writes the tensor cores do not see yet, for every 16 bytes.
-inline uint16_t unseen[sizeof(memory) / 16];
+// Four bytes of shared memory: how many barriers of the cluster its last writer had arrived at when
+// it wrote, and how many the last of its readers from all programs when it read; -1: none.
+struct Trace {
+  int16_t written = -1, read = -1;
+};
 
-inline Barrier& barrier_at(uint32_t address) {
-  if (address % 8 || address + 8 > sizeof(memory)) throw Fault("no barrier there");
+struct Program {
+  Barrier barriers[64];
+  Warp warps[12];
+  fibers::Meeting everybody, named[16], multiplying[3];
+  // Threads (+ 1) whose ordinary writes the tensor cores do not see yet, for every 16 bytes.
+  uint16_t unseen[MEMORY / 16];
+  Trace traces[MEMORY / 4];
+  int read = -1;  // the latest of all traces
+};
+
+// A thread's part in the barriers of its cluster.
+struct Steps {
+  int arrived = 0, waited = 0;
+};
+
+inline int cluster = 1;  // programs
+inline Program programs[MOST_PROGRAMS];
+inline Steps steps[MOST_PROGRAMS * 384];
+inline int cluster_arrived, cluster_round;
+inline std::vector<Copy> copies;
+inline std::vector<std::pair<uint32_t, const void*>> own_copies[MOST_PROGRAMS * 384];  // null: zeros
+
+inline int me() { return blockIdx.x - fibers::first_program; }
+inline Program& here() { return programs[me()]; }
+inline Steps& my_steps() { return steps[fibers::current]; }
+inline unsigned char* bytes(uint32_t address, int program = me()) {
+  if (address >= MEMORY) throw Fault("outside of shared memory");
+  return memory + program * MEMORY + address;
+}
+
+inline Barrier& barrier_at(uint32_t address, int program = me()) {
+  if (address % 8 || address + 8 > MEMORY) throw Fault("no barrier there");
   // They lie side by side, and are fewer.
-  return barriers[address / 8 % 64];
+  return programs[program].barriers[address / 8 % 64];
+}
+
+// This thread writes, or has copied: nobody may still have to read what was there.
+inline void trace_write(uint32_t to, int size, int written) {
+  for (uint32_t at = to / 4; at < (to + size) / 4; ++at) {
+    Trace& trace = here().traces[at];
+    if (trace.read >= my_steps().waited) throw Fault("written before all have read");
+    trace.written = int16_t(written);
+  }
+}
+
+inline void trace_read(uint32_t from, int size, int program) {
+  for (uint32_t at = from / 4; at < (from + size) / 4; ++at) {
+    Trace& trace = programs[program].traces[at];
+    if (trace.written < 0 || trace.written >= my_steps().waited) {
+      throw Fault("read before the barrier that follows the write");
+    }
+    trace.read = std::max(trace.read, int16_t(my_steps().arrived));
+    programs[program].read = std::max(programs[program].read, int(trace.read));
+  }
+  for (int i = 0; i < fibers::threads; ++i) {
+    if (fibers::all[program * fibers::threads + i].done) throw Fault("read from an ended program");
+  }
+}
+
+// At a thread's end.
+inline void ended() {
+  if (here().read >= my_steps().waited) throw Fault("ended before all have read");
 }
 
 inline uint32_t swizzle(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
@@ -93,32 +157,43 @@ inline bool copy_one() {
         inside = inside && at[axis] >= 0 && at[axis] < map.sizes[axis];
         if (axis) from += at[axis] * map.strides[axis - 1];
       }
-      uint8_t* to = memory + swizzle(copy.to + row * 128 + 2 * i);
+      uint8_t* to = bytes(swizzle(copy.to + row * 128 + 2 * i), copy.program);
       if (inside) memcpy(to, from, 2); else memset(to, 0, 2);
     }
   }
-  Barrier& barrier = barrier_at(copy.barrier);
+  Barrier& barrier = barrier_at(copy.barrier, copy.program);
   barrier.bytes -= int(map.rows) * 128;
   barrier.settle();
   return true;
 }
 
-inline void begin(int threads) {
-  memset(memory, 0xff, sizeof(memory));  // NaN
-  memset(unseen, 0, sizeof(unseen));
-  for (auto& barrier : barriers) barrier = Barrier();
-  for (auto& warp : warps) warp = Warp();
-  for (auto& barrier : named) barrier = fibers::Meeting{128};
-  for (auto& group : multiplying) group = fibers::Meeting{128};
+inline void begin(int threads, int size, int first) {
+  fibers::threads = threads;
+  fibers::first_program = first;
+  cluster = size;
+  cluster_arrived = cluster_round = 0;
+  memset(memory, 0xff, size * MEMORY);  // NaN
+  for (int i = 0; i < size; ++i) {
+    Program& one = programs[i];
+    memset(one.unseen, 0, sizeof(one.unseen));
+    std::fill(std::begin(one.traces), std::end(one.traces), Trace());
+    for (auto& barrier : one.barriers) barrier = Barrier();
+    for (auto& warp : one.warps) warp = Warp();
+    for (auto& barrier : one.named) barrier = fibers::Meeting{128};
+    for (auto& group : one.multiplying) group = fibers::Meeting{128};
+    one.everybody = fibers::Meeting{threads};
+    one.named[3] = fibers::Meeting{threads - 128};
+    one.read = -1;
+  }
+  for (auto& one : steps) one = Steps();
   for (auto& copies_of_one : own_copies) copies_of_one.clear();
-  everybody = fibers::Meeting{threads};
   copies.clear();
   fibers::background = copy_one;
 }
 
 template <class Value>
 Value exchange(Value value, int from) {
-  Warp& warp = warps[threadIdx.x / 32];
+  Warp& warp = here().warps[threadIdx.x / 32];
   uint32_t(&values)[32] = warp.values[warp.meeting.round % 2];
   memcpy(&values[threadIdx.x % 32], &value, 4);
   warp.meeting.join();
@@ -129,9 +204,48 @@ Value exchange(Value value, int from) {
 
 }  // namespace machine
 
-inline void __syncthreads() { machine::everybody.join(); }
-inline void __syncwarp() { machine::warps[threadIdx.x / 32].meeting.join(); }
-inline void group_sync(int group) { machine::named[group + 1].join(); }
+inline void __syncthreads() { machine::here().everybody.join(); }
+inline void __syncwarp() { machine::here().warps[threadIdx.x / 32].meeting.join(); }
+inline void group_sync(int group) { machine::here().named[group + 1].join(); }
+template <int COUNT>
+void consumers_sync() { machine::here().named[3].join(); }
+
+inline void cluster_arrive() {
+  __syncwarp();
+  machine::Steps& steps = machine::my_steps();
+  if (steps.arrived != steps.waited) throw machine::Fault("arrived twice");
+  ++steps.arrived;
+  ++fibers::progress;
+  if (++machine::cluster_arrived == machine::cluster * fibers::threads) {
+    machine::cluster_arrived = 0;
+    ++machine::cluster_round;
+  }
+}
+inline void cluster_wait() {
+  machine::Steps& steps = machine::my_steps();
+  if (steps.arrived != steps.waited + 1) throw machine::Fault("a wait without an arrival");
+  fibers::wait([&] { return machine::cluster_round > steps.waited; });
+  ++steps.waited;
+  if (threadIdx.x % 32 == 0) fibers::linger();
+}
+inline uint32_t peer_address(uint32_t at, int peer) {
+  if (peer >= machine::cluster) throw machine::Fault("no such program in the cluster");
+  return at | uint32_t(peer) << 24;
+}
+template <class Value>
+Value load_peer(uint32_t there) {
+  const uint32_t at = there & 0xffffff;
+  if (at % sizeof(Value)) throw machine::Fault("not aligned");
+  machine::trace_read(at, sizeof(Value), there >> 24);
+  Value value;
+  memcpy(&value, machine::bytes(at, there >> 24), sizeof(value));
+  return value;
+}
+inline float4 load_peer_4(uint32_t there) { return load_peer<float4>(there); }
+inline float2 load_peer_2(uint32_t there) { return load_peer<float2>(there); }
+inline void wait_for_kernel_before() {}
+inline void admit_kernel_behind() {}
+inline void prefetch_line(const void*) {}
 template <class V>
 V __shfl_sync(unsigned, V value, int from) { return machine::exchange(value, from); }
 template <class V>
@@ -144,7 +258,7 @@ V __shfl_up_sync(unsigned, V value, int step) {
   return machine::exchange(value, lane >= step ? lane - step : lane);
 }
 inline unsigned __ballot_sync(unsigned, bool mine) {
-  machine::Warp& warp = machine::warps[threadIdx.x / 32];
+  machine::Warp& warp = machine::here().warps[threadIdx.x / 32];
   uint32_t(&values)[32] = warp.values[warp.meeting.round % 2];
   values[threadIdx.x % 32] = mine;
   warp.meeting.join();
@@ -159,7 +273,7 @@ V __ldg(const V* at) { return *at; }
 inline void __trap() { throw machine::Fault("trap"); }
 
 inline uint32_t shared_address(const void* at) {
-  return uint32_t(static_cast<const unsigned char*>(at) - memory);
+  return uint32_t(static_cast<const unsigned char*>(at) - memory);  // the same in every program
 }
 inline void barrier_init(uint32_t at, int arrivals) {
   machine::barrier_at(at) = {arrivals, arrivals, 0, 0};
@@ -180,24 +294,38 @@ inline void barrier_wait(uint32_t at, uint32_t parity) {
 inline void copy_box(
     uint32_t to, const TensorMap* map, uint32_t barrier, int value, int slot, int head, int page) {
   if (to % 1024) throw machine::Fault("a box that begins within a swizzle atom");
-  machine::copies.push_back({to, barrier, map, {value, slot, head, page}});
+  machine::Map sizes;
+  memcpy(&sizes, map->bytes, sizeof(sizes));
+  const int size = int(sizes.rows) * 128;
+  machine::trace_write(to, size, -1);
+  for (uint32_t at = to / 16; at < (to + size) / 16; ++at) {
+    if (machine::here().unseen[at]) throw machine::Fault("copied over what was not published");
+  }
+  machine::copies.push_back({machine::me(), to, barrier, map, {value, slot, head, page}});
   ++fibers::progress;
 }
 inline void prefetch_map(const TensorMap*) {}
 inline void copy_16(uint32_t to, const void* from, bool real) {
-  machine::own_copies[threadIdx.x].push_back({to, real ? from : nullptr});
+  machine::own_copies[fibers::current].push_back({to, real ? from : nullptr});
 }
 inline void write_16(uint32_t to, const void* from) {
-  machine::unseen[to / 16] = uint16_t(threadIdx.x + 1);
-  if (from) memcpy(memory + to, from, 16); else memset(memory + to, 0, 16);
+  machine::here().unseen[to / 16] = uint16_t(threadIdx.x + 1);
+  machine::trace_write(to, 16, machine::my_steps().arrived);
+  if (from) memcpy(machine::bytes(to), from, 16); else memset(machine::bytes(to), 0, 16);
 }
 inline void copies_done() {
-  for (auto& [to, from] : machine::own_copies[threadIdx.x]) write_16(to, from);
-  machine::own_copies[threadIdx.x].clear();
+  for (auto& [to, from] : machine::own_copies[fibers::current]) write_16(to, from);
+  machine::own_copies[fibers::current].clear();
 }
 inline void store_shared(uint32_t to, uint4 value) { write_16(to, &value); }
+inline void store_shared_2(uint32_t to, float first, float second) {
+  machine::here().unseen[to / 16] = uint16_t(threadIdx.x + 1);
+  machine::trace_write(to, 8, machine::my_steps().arrived);
+  const float both[2] = {first, second};
+  memcpy(machine::bytes(to), both, 8);
+}
 inline void publish_shared() {
-  for (auto& writer : machine::unseen) writer = writer == threadIdx.x + 1 ? 0 : writer;
+  for (auto& writer : machine::here().unseen) writer = writer == threadIdx.x + 1 ? 0 : writer;
 }
 inline void finish_before(uint32_t, float) {}
 template <int COUNT>

@@ -46,7 +46,8 @@ struct Product {
   uint64_t a, b;
 };
 
-inline std::vector<std::vector<Product>> pending[384];  // groups; the last one is open
+// Groups of each thread; the last one is open.
+inline std::vector<std::vector<Product>> pending[MOST_PROGRAMS * 384];
 inline uint32_t start(uint64_t matrix) { return uint32_t(matrix & 0x3fff) << 4; }
 inline uint32_t leading(uint64_t matrix) { return uint32_t(matrix >> 16 & 0x3fff) << 4; }
 inline uint32_t stride(uint64_t matrix) { return uint32_t(matrix >> 32 & 0x3fff) << 4; }
@@ -57,9 +58,9 @@ inline uint16_t element(uint64_t matrix, int row, int k, bool turned) {
   at += turned ? row / 64 * leading(matrix) + k / 8 * stride(matrix) + k % 8 * 128 + row % 64 * 2
                : row / 8 * stride(matrix) + row % 8 * 128 + k * 2;
   at = swizzle(at);
-  if (unseen[at / 16]) throw Fault("tensor cores read what was not published");
+  if (here().unseen[at / 16]) throw Fault("tensor cores read what was not published");
   uint16_t bits;
-  memcpy(&bits, memory + at, 2);
+  memcpy(&bits, bytes(at), 2);
   return bits;
 }
 
@@ -72,9 +73,9 @@ inline void multiply(const Product& product) {
       if (product.left == nullptr) {
         bits = element(product.a, thread / 32 * 16 + lane / 4 + 8 * row, k, false);
       } else {
-        const int owner = threadIdx.x / 4 * 4 + k % 8 / 2;
+        const int owner = fibers::current / 4 * 4 + k % 8 / 2;
         const auto& groups_of_owner = pending[owner];
-        const size_t at = &product - pending[threadIdx.x].front().data();
+        const size_t at = &product - pending[fibers::current].front().data();
         const uint32_t both = groups_of_owner.front()[at].left[row + k / 8 * 2];
         bits = uint16_t(k % 2 ? both >> 16 : both);
       }
@@ -92,7 +93,7 @@ inline void multiply(const Product& product) {
 }
 
 inline void note(Product product) {
-  auto& groups_of_mine = pending[threadIdx.x];
+  auto& groups_of_mine = pending[fibers::current];
   if (groups_of_mine.empty()) groups_of_mine.emplace_back();
   groups_of_mine.back().push_back(product);
 }
@@ -100,12 +101,12 @@ inline void note(Product product) {
 }  // namespace machine
 
 inline void mma_fence() {}
-inline void mma_commit() { machine::pending[threadIdx.x].emplace_back(); }
+inline void mma_commit() { machine::pending[fibers::current].emplace_back(); }
 
 template <int PENDING>
 void mma_wait() {
-  auto& mine = machine::pending[threadIdx.x];
-  fibers::Meeting& group = machine::multiplying[threadIdx.x / 128];
+  auto& mine = machine::pending[fibers::current];
+  fibers::Meeting& group = machine::here().multiplying[threadIdx.x / 128];
   if (mine.empty() || !mine.back().empty()) throw machine::Fault("a wait for an open group");
   if (threadIdx.x % 128 == 0) fibers::linger();
   while (mine.size() > PENDING + 1) {

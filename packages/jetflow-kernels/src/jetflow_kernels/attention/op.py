@@ -42,8 +42,8 @@ def tree_attention(
     tree has more than ``64 * W`` rows. Check them once with ``tree_attention_reference``.
 
     The call can be captured in a CUDA graph and replayed with other prefixes, trees, pages and
-    sizes within the captured shapes. A row's bits depend on its own request and on the tiles that
-    T, B and the types choose, not on the other requests.
+    sizes within the captured shapes. A row's bits depend on its own request and on the tiles and
+    clusters that the shapes and types choose (T, B, heads, D), not on the other requests.
 
     Args:
         q: [T, Hq, D] float16, bfloat16 or float32, D one of 64, 128 and 256; any strides.

@@ -7,6 +7,7 @@ are constants, not properties of a device.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,14 @@ MIN_CHUNK = 128
 SPLIT_WORK = 16384
 """Rows times query heads times pieces wanted of a request alone: about one wave of 132 tiles of
 128 rows."""
+MULTIPROCESSORS = 132
+"""Of the card for which clusters are chosen; a constant, so that bits do not depend on the card."""
+MAX_CLUSTER_BITS = 3
+"""Log2 of the programs of a cluster at most: eight, which any card of capability 9.0 can place."""
+MIN_FILL = 0.7
+"""Share of the rounds of programs that must be busy for clusters to be chosen."""
+BY_LENGTH = -1
+"""In place of a cluster's bits: pieces by ``chunk_length``, put together by a second kernel."""
 HEAD_DIMS = (64, 128, 256)
 PAGES = (16, 256)
 """Smallest and largest number of rows in a page."""
@@ -97,6 +106,53 @@ def chunk_length(prefix: int, rows: int, heads: int) -> int:
 def splits(prefix: int, rows: int, heads: int) -> int:
     """Pieces of one request, at least 1 and at most ``most_splits``."""
     return prefix // chunk_length(prefix, rows, heads) + 1
+
+
+def cluster_bits(
+    rows: int, requests: int, group: int, kv_heads: int, *, tile_rows: int, programs: int
+) -> int:
+    """Log2 of the programs that share a tile in the CUDA version, or ``BY_LENGTH``.
+
+    The fewest that keep ``MIN_FILL`` of all multiprocessors busy, counted for trees of equal size.
+    A few tiles cannot do that, as with plain decoding of a few requests: then a long prefix
+    is worth more pieces than a cluster has programs, and they are cut by length. A rule of shapes
+    alone, as the prefix is known to the device only: a call of the same shapes cuts a request in
+    the same way whatever else is in the batch.
+
+    Args:
+        rows: rows of ``q``.
+        requests: requests of the batch.
+        group: query heads of a key head.
+        kv_heads: key heads.
+        tile_rows: packed rows of a tile.
+        programs: programs that a multiprocessor holds.
+    """
+    each = -(-rows // max(requests, 1))
+    tiles = requests * -(-each * group // tile_rows) * kv_heads
+    room = MULTIPROCESSORS * programs
+    for bits in range(MAX_CLUSTER_BITS + 1):
+        started = tiles << bits
+        if started >= MIN_FILL * room * -(-started // room):
+            return bits
+    return BY_LENGTH
+
+
+def share_length(prefix: int, rows: int, bits: int) -> int:
+    """Positions of each of the ``2**bits`` programs that share a request, a multiple of 64.
+
+    Prefix and tree are shared alike, the tree counted as the next power of two of its rows; the
+    last programs may have less or nothing.
+    """
+    bucket = 1 << max(rows - 1, 0).bit_length()
+    even = -(-(prefix + bucket) >> bits)
+    return -(-even // WORD_BITS) * WORD_BITS
+
+
+def most_tiles(rows: int, requests: int, group: int, tile_rows: int) -> int:
+    """Tiles of one key head that no batch of these capacities exceeds."""
+    # A request's packed rows are a multiple of this, so its last tile is never emptier.
+    step = math.gcd(group, tile_rows)
+    return (rows * group + requests * (tile_rows - step)) // tile_rows
 
 
 def partial_rows(rows: int, requests: int, heads: int, capacity: int) -> int:

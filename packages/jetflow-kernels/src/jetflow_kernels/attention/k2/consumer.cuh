@@ -5,6 +5,7 @@
 #pragma once
 #include "producer.cuh"
 #include "softmax.cuh"
+#include "combine.cuh"
 
 template <class Element, class S>
 struct Consumer {
@@ -26,6 +27,9 @@ struct Consumer {
     return item.tile * S::ROWS + group * 64 + row;
   }
 
+  // Row of this warpgroup that this thread holds as its ``row``-th of two.
+  INLINE int own_row(int row) const { return thread / 32 * 16 + thread % 32 / 4 + 8 * row; }
+
   // Brings the queries; rows past the tree's last are 0.
   INLINE void load_queries(const Item& item) const {
     constexpr int SIXTEENTHS = S::DIM / 8;
@@ -35,8 +39,8 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
       const int place = packed(item, thread / SIXTEENTHS + i * (128 / SIXTEENTHS));
-      const int node = place / p.group;
-      const int head = item.head * p.group + place % p.group;
+      const int node = divided(place, p.group_inverse);
+      const int head = item.head * p.group + (place - node * p.group);
       loaded[i] = make_uint4(0, 0, 0, 0);
       if (node < item.count) {
         const char* at = static_cast<const char*>(p.q) +
@@ -192,21 +196,16 @@ struct Consumer {
   INLINE void store(const Item& item, Rows& rows, float (&sums)[SUMS]) const {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 1);
-      rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 2);
-    }
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const int place = packed(item, thread / 32 * 16 + thread % 32 / 4 + 8 * row);
-      const int node = place / p.group;
-      const int head = item.head * p.group + place % p.group;
+      const int place = packed(item, own_row(row));
+      const int node = divided(place, p.group_inverse);
+      const int head = item.head * p.group + (place - node * p.group);
       const float total = rows.total[row];
       if (node >= item.count) continue;
       const bool empty = total == 0.0f;
       const float share = empty ? 1.0f : 1.0f / total;
       const float log2_sum = empty ? -INFINITY : rows.peak[row] + log2_fast(total);
       const int column = thread % 4 * 2;
-      if (item.split) {
+      if (item.place >= 0) {
         const int64_t at = int64_t(item.place + node) * p.heads + head;
         float2* to = reinterpret_cast<float2*>(p.partial + at * S::DIM + column);
 #pragma unroll
@@ -231,25 +230,61 @@ struct Consumer {
     }
   }
 
+  // Leaves this program's results of a tile for its cluster, where the tiles were. All consumers are
+  // done with them by then; the barrier of the cluster follows.
+  INLINE void leave(const Item& item, const Rows& rows, const float (&sums)[SUMS]) const {
+    consumers_sync<S::CONSUMERS>();
+    if (item.begin >= item.end) return;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int mine = group * 64 + own_row(row);
+      const uint32_t to = shared.left_row(mine) + thread % 4 * 8;
+#pragma unroll
+      for (int eight = 0; eight < S::DIM / 8; ++eight) {
+        const int i = 4 * eight + 2 * row;
+        store_shared_2(to + eight * 32, sums[i], sums[i + 1]);
+      }
+      if (thread % 4 == 0) store_shared_2(shared.left_totals(mine), rows.peak[row], rows.total[row]);
+    }
+  }
+
+  INLINE void combine(const Item& item) const {
+    combine_shares<Element, S>(p, shared, item);
+  }
+
   INLINE void run() {
     Cursor cursor;
     Item item;
-    for (int number = blockIdx.x; find_item<S>(p, cursor, number, item); number += gridDim.x) {
-      load_queries(item);
+    for (int number = first_item(p); find_item<S>(p, cursor, number, item);
+         number += item_step(p)) {
       Rows rows;
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const int node = packed(item, thread / 32 * 16 + thread % 32 / 4 + 8 * row) / p.group;
+        const int node = divided(packed(item, own_row(row)), p.group_inverse);
         rows.words[row] =
             node < item.count ? p.ancestors + (item.first + node) * p.words_row : nullptr;
+        if (item.end > item.prefix && rows.words[row]) prefetch_line(rows.words[row]);
         rows.peak[row] = -INFINITY;
         rows.total[row] = 0.0f;
       }
+      load_queries(item);
       float sums[SUMS];
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
-      attend(item, rows, sums);
-      store(item, rows, sums);
+      if (item.begin < item.end) attend(item, rows, sums);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 1);
+        rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 2);
+      }
+      if (in_clusters(p)) {
+        leave(item, rows, sums);
+        cluster_arrive();
+        cluster_wait();
+        combine(item);
+      } else {
+        store(item, rows, sums);
+      }
     }
     store_padding();
   }

@@ -19,6 +19,8 @@ _SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 _PROMOTION_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 _FILL_WITH_ZEROS = 0
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 _POINTER = ctypes.c_void_p
 _SIGNATURES: dict[str, list[Any]] = {
@@ -30,7 +32,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuModuleLoadData": [_POINTER, _POINTER],
     "cuModuleGetFunction": [_POINTER, _POINTER, ctypes.c_char_p],
     "cuFuncSetAttribute": [_POINTER, ctypes.c_int, ctypes.c_int],
-    "cuLaunchKernel": [_POINTER, *[ctypes.c_uint] * 7, *[_POINTER] * 3],
+    "cuLaunchKernelEx": [*[_POINTER] * 4],
     "cuTensorMapEncodeTiled": [
         *(_POINTER, ctypes.c_int, ctypes.c_uint32),
         *[_POINTER] * 5,
@@ -41,6 +43,25 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 class DriverError(RuntimeError):
     """A call of the CUDA driver failed."""
+
+
+class _Attribute(ctypes.Structure):
+    """``CUlaunchAttribute``: which, and 64 bytes of value."""
+
+    _fields_ = (("which", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
+
+
+class _Launch(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", _POINTER),
+        ("attributes", _POINTER),
+        ("count", ctypes.c_uint),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +79,37 @@ class Kernel:
         threads: int,
         stream: int,
         parameters: Sequence[ctypes.Structure | ctypes.Array[ctypes.c_char]],
+        *,
+        cluster: int,
+        early: bool,
     ) -> None:
         """Starts it on a stream; the parameters are copied before this returns.
+
+        Args:
+            programs: a multiple of ``cluster``.
+            threads: of each program.
+            stream: its handle.
+            parameters: of the kernel.
+            cluster: programs that read each other's shared memory; 1: none do.
+            early: whether programs may be placed before the kernel ahead on the stream has ended;
+                the kernel must wait for it.
 
         Raises:
             DriverError: the driver refused.
         """
         pointers = (_POINTER * len(parameters))(*map(ctypes.addressof, parameters))
-        sizes = (programs, 1, 1, threads, 1, 1, self.shared_bytes)
-        _call("cuLaunchKernel", self.handle, *sizes, stream, ctypes.addressof(pointers), None)
+        made = []
+        if cluster > 1:
+            made.append(_Attribute(_CLUSTER, 0, (cluster, 1, 1)))
+        if early:
+            made.append(_Attribute(_EARLY, 0, (1,)))
+        attributes = (_Attribute * len(made))(*made)
+        started = _Launch(
+            *((programs, 1, 1), (threads, 1, 1), self.shared_bytes, stream),
+            *(ctypes.addressof(attributes) if made else None, len(made)),
+        )
+        addresses = ctypes.addressof(started), self.handle, ctypes.addressof(pointers)
+        _call("cuLaunchKernelEx", *addresses, None)
 
 
 @cache

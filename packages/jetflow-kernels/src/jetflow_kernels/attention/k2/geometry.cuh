@@ -26,18 +26,41 @@ struct Shape {
   static constexpr int REGISTERS = 65536 / (PROGRAMS * THREADS) / 8 * 8;
   static constexpr int PRODUCER_REGISTERS = 56;
   static constexpr int CONSUMER_REGISTERS = ROWS == 64 ? 200 : 224;
+  // Results that the programs of a cluster leave for each other, where keys and values were: sums in
+  // float32, then the largest score and the sum of weights of each row. Rows are 32 bytes longer
+  // than their values, so that the four rows that half a warp writes at once lie in different banks.
+  static constexpr int LEFT_ROW_BYTES = 4 * DIM + 32;
+  static constexpr int LEFT_BYTES = ROWS * (LEFT_ROW_BYTES + 8);
+  static_assert(LEFT_BYTES <= 2 * STAGES * TILE_BYTES, "");
   static_assert(
       PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS == (1 + CONSUMERS) * REGISTERS, "");
 };
 
-// plan.chunk_length.
-__device__ __forceinline__ int chunk_length(int prefix, int rows, int heads) {
+// The next power of two of a tree's rows.
+__device__ __forceinline__ int bucket_of(int rows) {
   int below = rows > 1 ? rows - 1 : 0;
   below |= below >> 1;
   below |= below >> 2;
   below |= below >> 4;
   below |= below >> 8;
-  int bucket = below + 1;
+  return below + 1;
+}
+
+// plan.share_length: positions of each program of a cluster of 2^bits.
+__device__ __forceinline__ int share_length(int prefix, int rows, int bits) {
+  const int even = (prefix + bucket_of(rows) + (1 << bits) - 1) >> bits;
+  return (even + 63) / 64 * 64;
+}
+
+// n / d for a divisor that the host knows, by its inverse 2^32 / d + 1, or 0 for d = 1. Exact while
+// n d < 2^32. A division by an unknown number takes some 40 instructions that wait for each other.
+__device__ __forceinline__ int divided(int n, uint32_t inverse) {
+  return inverse == 0 ? n : int(__umulhi(uint32_t(n), inverse));
+}
+
+// plan.chunk_length.
+__device__ __forceinline__ int chunk_length(int prefix, int rows, int heads) {
+  int bucket = bucket_of(rows);
   int most = PLAN_SPLIT_WORK / (bucket * heads);
   most = most < 1 ? 1 : most > PLAN_MAX_SPLITS ? PLAN_MAX_SPLITS : most;
   int even = (prefix + bucket + most - 1) / most;

@@ -1,7 +1,7 @@
 """Starts the sm_90a kernel of tree attention on checked tensors; waits for nothing.
 
-Rows in several pieces are put together by the Triton version's merge. Importing this file imports
-Triton.
+The programs of a cluster share a tile and put their results together. Where ``plan.cluster_bits``
+prefers pieces by length, the Triton version's merge does that. Importing this file imports Triton.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from torch import Tensor
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.k2 import build, driver
-from jetflow_kernels.attention.k2.configurations import STEP, TYPES, configuration_for
+from jetflow_kernels.attention.k2.configurations import (
+    STEP,
+    TYPES,
+    Configuration,
+    configuration_for,
+)
 from jetflow_kernels.attention.launch import merge_pieces, pieces_room
 
 _LOG2_E = 1.0 / math.log(2.0)
@@ -32,7 +37,18 @@ _STRIDES = (
     "cu_stride", "prefix_stride", "words_row", "words_word",
     "out_row", "out_head", "lse_row", "lse_head",
 )  # fmt: skip
-_NUMBERS = ("rows", "requests", "heads", "group", "page", "box", "words")
+_NUMBERS = (
+    "rows",
+    "requests",
+    "heads",
+    "group",
+    "kv_heads",
+    "cluster_bits",
+    "page",
+    "box",
+    "words",
+)
+_INVERSES = ("group_inverse", "kv_heads_inverse", "page_inverse")
 
 
 class Params(ctypes.Structure):
@@ -42,6 +58,7 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _STRIDES),
         *((name, ctypes.c_int32) for name in _NUMBERS),
+        *((name, ctypes.c_uint32) for name in _INVERSES),
         ("q_keep", ctypes.c_uint32),
         ("q_flip", ctypes.c_uint32),
         ("factor", ctypes.c_float),
@@ -56,6 +73,8 @@ def launch(
     scale: float,
     tiles: plan.Tiles | None = None,
     programs: int | None = None,
+    cluster_bits: int | None = None,
+    early: bool = True,
 ) -> None:
     """Computes ``out`` and ``lse`` on the current stream; can be captured in a CUDA graph.
 
@@ -71,6 +90,10 @@ def launch(
         tiles: their rows choose the kernel; None: ``tiles_for`` the shapes.
         programs: how many programs share the work; None: as many as the device holds. Changes
             no bits.
+        cluster_bits: log2 of the programs that share a tile, or ``plan.BY_LENGTH``; None:
+            ``plan.cluster_bits`` of the shapes.
+        early: whether programs may be placed while the kernel ahead on the stream still runs; they
+            wait for its end before they read or write anything. Changes no bits.
 
     Raises:
         BuildError: the kernel could not be built.
@@ -81,10 +104,14 @@ def launch(
         return
     variant = configuration_for(arguments, tiles)
     device = q.get_device()
+    if cluster_bits is None:
+        cluster_bits = _cluster_bits(arguments, variant)
     programs = programs or _multiprocessors(device) * variant.programs
-    partial, partial_lse = pieces_room(arguments)
+    if cluster_bits != plan.BY_LENGTH:
+        programs = _in_clusters(arguments, variant, programs, cluster_bits)
+    partials = pieces_room(arguments) if cluster_bits == plan.BY_LENGTH else None
     box = box_rows(pool.shape[1])
-    parameters = _params(arguments, out, lse, partial, partial_lse, box)
+    parameters = _params(arguments, out, lse, partials, box, cluster_bits)
     _set_scale(parameters, scale)
     with torch.cuda.device(device):
         driver.use_device(device)
@@ -94,8 +121,33 @@ def launch(
             variant.threads,
             torch.cuda.current_stream(device).cuda_stream,
             (parameters, _map(pool, box), _map(arguments.v_pool, box)),
+            cluster=1 << max(cluster_bits, 0),
+            early=early,
         )
-        merge_pieces(arguments, out, lse, partial, partial_lse, programs)
+        if partials is not None:
+            merge_pieces(arguments, out, lse, *partials, programs)
+
+
+def _cluster_bits(arguments: TreeAttentionArguments, variant: Configuration) -> int:
+    """``plan.cluster_bits`` of a call."""
+    rows, heads, _ = arguments.q.shape
+    kv_heads = arguments.k_pool.shape[2]
+    return plan.cluster_bits(
+        *(rows, arguments.prefix_len.shape[0], heads // kv_heads, kv_heads),
+        tile_rows=variant.rows,
+        programs=variant.programs,
+    )
+
+
+def _in_clusters(
+    arguments: TreeAttentionArguments, variant: Configuration, room: int, bits: int
+) -> int:
+    """Programs to start: whole clusters that ``room`` holds, no more than there can be tiles."""
+    rows, heads, _ = arguments.q.shape
+    kv_heads = arguments.k_pool.shape[2]
+    requests = arguments.prefix_len.shape[0]
+    tiles = plan.most_tiles(rows, requests, heads // kv_heads, variant.rows)
+    return max(1, min(room >> bits, tiles * kv_heads)) << bits
 
 
 def box_rows(page: int) -> int:
@@ -107,14 +159,14 @@ def _params(
     arguments: TreeAttentionArguments,
     out: Tensor,
     lse: Tensor | None,
-    partial: Tensor,
-    partial_lse: Tensor,
+    partials: tuple[Tensor, Tensor] | None,
     box: int,
+    cluster_bits: int,
 ) -> Params:
     q, v_pool = arguments.q, arguments.v_pool
     tensors = (
         *(q, v_pool, arguments.page_table, arguments.cu_nodes, arguments.prefix_len),
-        *(arguments.ancestors, out, lse, partial, partial_lse),
+        *(arguments.ancestors, out, lse, *(partials or (None, None))),
     )
     strides = (
         *q.stride()[:2],
@@ -133,8 +185,14 @@ def _params(
     return Params(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *strides,
-        *(rows, requests, heads, heads // kv_heads, page, box, words),
+        *(rows, requests, heads, heads // kv_heads, kv_heads, cluster_bits, page, box, words),
+        *(inverse(heads // kv_heads), inverse(kv_heads), inverse(page)),
     )
+
+
+def inverse(divisor: int) -> int:
+    """By which the kernel multiplies instead of a division: see ``divided`` of geometry.cuh."""
+    return 0 if divisor == 1 else (1 << 32) // divisor + 1
 
 
 def _set_scale(parameters: Params, scale: float) -> None:

@@ -14,6 +14,8 @@ from jetflow_kernels.attention.k2.configurations import HEAD_DIMS, TYPES, Config
 CAPABILITY = (9, 0)
 PAGE_STEP = 8
 """A page has a multiple of so many rows: those of one swizzle atom."""
+MOST_POSITIONS = 1 << 24
+"""Of one request: up to there the kernel divides by the rows of a page without an error."""
 _BYTES = 16
 _LAST_STRIDE = 1 << 40
 """Strides of a tensor map are below so many bytes."""
@@ -37,6 +39,9 @@ def supports(arguments: TreeAttentionArguments, *, out: Tensor | None = None) ->
         return f"a page has {pool.shape[1]} rows; it takes multiples of {PAGE_STEP}"
     if pool.shape[0] == 0:
         return "the pools have no pages"
+    positions = arguments.page_table.shape[1] * pool.shape[1]
+    if positions > MOST_POSITIONS:
+        return f"a request can have {positions} positions; it takes up to {MOST_POSITIONS}"
     tensors = {"q": q, "k_pool": pool, "v_pool": arguments.v_pool}
     if out is not None:
         tensors["out"] = out

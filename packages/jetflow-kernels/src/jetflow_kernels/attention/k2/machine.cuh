@@ -14,10 +14,9 @@ INLINE void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers known to the copy engine.
+// Makes initialised barriers known to the copy engine. Other programs of a cluster never use them.
 INLINE void barrier_init_done() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 INLINE void barrier_arrive(uint32_t barrier) {
@@ -59,6 +58,59 @@ INLINE void group_sync(int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
+// All threads of COUNT consumer warpgroups.
+template <int COUNT>
+INLINE void consumers_sync() {
+  asm volatile("bar.sync 3, %0;" ::"n"(128 * COUNT) : "memory");
+}
+
+// All threads of all programs of a cluster, in two halves. What was written before the first half is
+// read by the others after the second one.
+INLINE void cluster_arrive() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+INLINE void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Reads what program ``peer`` of the cluster has at the address that is ``at`` here.
+INLINE uint32_t peer_address(uint32_t at, int peer) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(peer));
+  return there;
+}
+
+INLINE float4 load_peer_4(uint32_t there) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(there)
+               : "memory");
+  return v;
+}
+
+INLINE float2 load_peer_2(uint32_t there) {
+  float2 v;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(v.x), "=f"(v.y)
+               : "r"(there)
+               : "memory");
+  return v;
+}
+
+// Where the launch allows it, this kernel starts while the one before it on the stream still runs:
+// nothing that was written by another kernel may be touched before the wait. The other way round,
+// the next kernel may be placed as soon as all programs of this one run.
+INLINE void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+INLINE void admit_kernel_behind() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Brings a line closer, for a load that follows.
+INLINE void prefetch_line(const void* at) { asm volatile("prefetch.global.L1 [%0];" ::"l"(at)); }
+
 // Ordinary writes to shared memory of this thread become visible to tensor cores and copies.
 INLINE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -89,6 +141,10 @@ INLINE void store_shared(uint32_t to, uint4 value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)
                : "memory");
+}
+
+INLINE void store_shared_2(uint32_t to, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
 
 // Keeps the compiler from moving what a sum of weights was made of behind the wait that follows: a

@@ -22,9 +22,15 @@ struct Params {
   int64_t out_row, out_head;
   int64_t lse_row, lse_head;
   int32_t rows, requests, heads, group;
+  int32_t kv_heads;
+  // Log2 of the programs of a cluster, which share one tile and put their results together; -1:
+  // a request has as many pieces as its length asks for, put together by another kernel.
+  int32_t cluster_bits;
   int32_t page;      // rows of a page
   int32_t box;       // rows that one bulk copy brings
   int32_t words;     // ancestor words of a row
+  // Of group, kv_heads and page: see divided().
+  uint32_t group_inverse, kv_heads_inverse, page_inverse;
   uint32_t q_keep;   // and-ed to two values of q: 0 where the scale is 0
   uint32_t q_flip;   // then xor-ed: the sign of the scale
   float factor;      // of the scores, positive, in powers of two

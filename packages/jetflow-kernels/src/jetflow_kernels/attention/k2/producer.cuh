@@ -19,6 +19,9 @@ struct Storage {
   INLINE uint32_t q(int group) const { return base + group * S::Q_GROUP_BYTES; }
   INLINE uint32_t keys(int stage) const { return base + S::Q_BYTES + stage * S::TILE_BYTES; }
   INLINE uint32_t values(int stage) const { return keys(S::STAGES + stage); }
+  // What this program leaves for the others of its cluster.
+  INLINE uint32_t left_row(int row) const { return keys(0) + row * S::LEFT_ROW_BYTES; }
+  INLINE uint32_t left_totals(int row) const { return left_row(S::ROWS) + 8 * row; }
   INLINE uint32_t barrier(int index) const { return keys(2 * S::STAGES) + 8 * index; }
   INLINE uint32_t keys_full(int stage) const { return barrier(stage); }
   INLINE uint32_t keys_empty(int stage) const { return barrier(S::STAGES + stage); }
@@ -67,8 +70,9 @@ INLINE Box box_of(const Params& p, const Item& item, const int32_t* table, int s
   box.page = 0;
   box.slot = p.page;  // outside of every page: zeros
   if (box.mine && box.first < item.end) {
-    box.page = __ldg(table + box.first / p.page * p.table_entry);
-    box.slot = box.first % p.page;
+    const int page = divided(box.first, p.page_inverse);
+    box.page = __ldg(table + page * p.table_entry);
+    box.slot = box.first - page * p.page;
   }
   return box;
 }
@@ -88,9 +92,11 @@ template <class S>
 INLINE void copy_last_values(
     const Params& p, const Item& item, const int32_t* table, int first, int row, uint32_t tile) {
   constexpr int SIXTEENTHS = S::DIM / 8;
-  const int64_t page = __ldg(table + first / p.page * p.table_entry);
+  const int entry = divided(first, p.page_inverse);
+  const int64_t page = __ldg(table + entry * p.table_entry);
+  const int slot = first - entry * p.page;
   const char* from = static_cast<const char*>(p.v_pool) +
-                     2 * (page * p.v_page + first % p.page * p.v_slot + item.head * p.v_head);
+                     2 * (page * p.v_page + slot * p.v_slot + item.head * p.v_head);
   for (int i = threadIdx.x; i < p.box * SIXTEENTHS; i += 128) {
     const int down = i / SIXTEENTHS;
     const int across = i % SIXTEENTHS;
@@ -109,9 +115,9 @@ INLINE void produce(
   Cursor cursor;
   Item item;
   Ring<S> ring;
-  for (int number = blockIdx.x; find_item<S>(p, cursor, number, item); number += gridDim.x) {
+  for (int number = first_item(p); find_item<S>(p, cursor, number, item); number += item_step(p)) {
     const int32_t* table = p.page_table + item.request * p.table_request;
-    const int ragged = item.end % p.box;
+    const int ragged = item.end & (p.box - 1);
     const int last_box = ragged != 0 ? item.end - ragged : -1;
     for (int start = item.begin; start < item.end; start += S::COLUMNS, ring.advance()) {
       const Box box = box_of<S>(p, item, table, start);
@@ -129,6 +135,13 @@ INLINE void produce(
         __syncwarp();
       }
       if (first_lane) barrier_arrive(shared.values_full(ring.stage));
+    }
+    if (in_clusters(p)) {
+      // Results lie where the tiles were until all programs of the cluster have read them.
+      cluster_arrive();
+      cluster_wait();
+      cluster_arrive();
+      cluster_wait();
     }
   }
 }

@@ -1,21 +1,24 @@
 // Which work items there are: one tile of rows of one key head over one piece of one request.
 // Every warp finds the items of its program for itself from device memory, all in the same order,
-// so that nothing has to be passed between them and one graph serves every batch.
+// so that nothing has to be passed between them and one graph serves every batch. The programs of a
+// cluster take the same tile, each another piece of it.
 #pragma once
 #include "geometry.cuh"
 #include "machine.cuh"
+
+constexpr int MOST_SHARES = 8;  // programs of a cluster
 
 struct Item {
   int request;
   int first;   // row of q
   int count;   // rows of its tree
   int prefix;
-  int begin;   // first position of the piece
+  int begin;   // first position of the piece; not below ``end`` where nothing is left for it
   int end;     // one past the last
   int head;    // of the keys
   int tile;    // of the packed rows
-  int place;   // first row of the piece among the partial results
-  bool split;  // whether there are other pieces
+  int place;   // first row of the piece among the partial results; -1 where it is the only one
+  int shares;  // programs of the cluster that have positions
 };
 
 // A window of 32 requests, one a lane. Items come in rising order, so it only moves on.
@@ -24,6 +27,64 @@ struct Cursor {
   int items = 0;   // of all requests before the window
   int places = 0;  // partial rows of all requests before the window
 };
+
+// One request, and how it is cut.
+struct Request {
+  int first = 0, count = 0, prefix = 0, chunk = 1;
+  int pieces = 0;  // that are items of their own
+  int tiles = 0;
+};
+
+INLINE bool in_clusters(const Params& p) { return p.cluster_bits > 0; }
+
+template <class S>
+INLINE Request request_at(const Params& p, int index) {
+  Request request;
+  request.first = __ldg(p.cu_nodes + index * p.cu_stride);
+  request.count = __ldg(p.cu_nodes + (index + 1) * p.cu_stride) - request.first;
+  request.prefix = __ldg(p.prefix_len + index * p.prefix_stride);
+  request.tiles = (request.count * p.group + S::ROWS - 1) / S::ROWS;
+  if (p.cluster_bits >= 0) {
+    request.chunk = share_length(request.prefix, request.count, p.cluster_bits);
+    request.pieces = 1;
+  } else {
+    request.chunk = chunk_length(request.prefix, request.count, p.heads);
+    request.pieces = request.count > 0 ? request.prefix / request.chunk + 1 : 0;
+  }
+  return request;
+}
+
+INLINE int items_of(const Params& p, const Request& request) {
+  return request.pieces * request.tiles * p.kv_heads;
+}
+
+// Item ``within`` of a request, whose partial results begin at ``place``. Heads are innermost, then
+// row tiles: neighbours in time read the same keys.
+INLINE void describe(
+    const Params& p, const Request& request, int index, int within, int place, Item& item) {
+  const int rest = divided(within, p.kv_heads_inverse);
+  const bool listed = p.cluster_bits < 0;
+  const int above = listed ? rest / request.tiles : 0;
+  const int piece = listed ? above : blockIdx.x & ((1 << p.cluster_bits) - 1);
+  const int tree = request.count < 64 * p.words ? request.count : 64 * p.words;
+  item.request = index;
+  item.first = request.first;
+  item.count = request.count;
+  item.prefix = request.prefix;
+  const int length = request.prefix + tree;
+  item.head = within - rest * p.kv_heads;
+  item.tile = rest - above * request.tiles;
+  item.begin = piece * request.chunk;
+  item.end = item.begin + request.chunk;
+  // The last piece has the remainder of the prefix and the whole tree; shares simply end.
+  if (listed ? piece == request.pieces - 1 : item.end > length) item.end = length;
+  item.place = request.pieces > 1 ? place + piece * request.count : -1;
+  item.shares = 0;
+#pragma unroll
+  for (int share = 0; share < MOST_SHARES; ++share) {
+    item.shares += share * request.chunk < length;
+  }
+}
 
 INLINE int running_sum(int value, int lane) {
 #pragma unroll
@@ -37,44 +98,29 @@ INLINE int running_sum(int value, int lane) {
 // Finds item ``number``; false past the last one. All lanes of a warp together.
 template <class S>
 INLINE bool find_item(const Params& p, Cursor& cursor, int number, Item& item) {
+  if (p.requests == 1) {
+    // Nothing to add up over lanes.
+    const Request request = request_at<S>(p, 0);
+    if (number >= items_of(p, request)) return false;
+    describe(p, request, 0, number, 0, item);
+    return true;
+  }
   const int lane = threadIdx.x % 32;
-  const int kv_heads = p.heads / p.group;
   for (; cursor.request < p.requests; cursor.request += 32) {
-    int mine = cursor.request + lane;
-    int first = 0, count = 0, prefix = 0, chunk = 1, pieces = 0;
-    if (mine < p.requests) {
-      first = __ldg(p.cu_nodes + mine * p.cu_stride);
-      count = __ldg(p.cu_nodes + (mine + 1) * p.cu_stride) - first;
-      prefix = __ldg(p.prefix_len + mine * p.prefix_stride);
-      chunk = chunk_length(prefix, count, p.heads);
-      pieces = count > 0 ? prefix / chunk + 1 : 0;
-    }
-    int tiles = (count * p.group + S::ROWS - 1) / S::ROWS;
-    int items = pieces * tiles * kv_heads;
-    int items_end = cursor.items + running_sum(items, lane);
-    int places = pieces * count;
-    int places_end = cursor.places + running_sum(places, lane);
-    unsigned beyond = __ballot_sync(0xffffffff, items_end > number);
+    const int mine = cursor.request + lane;
+    Request request;
+    if (mine < p.requests) request = request_at<S>(p, mine);
+    const int items = items_of(p, request);
+    const int items_end = cursor.items + running_sum(items, lane);
+    const int places = request.pieces * request.count;
+    const int places_end = cursor.places + running_sum(places, lane);
+    const unsigned beyond = __ballot_sync(0xffffffff, items_end > number);
     if (beyond != 0) {
-      int owner = __ffs(beyond) - 1;
-      auto of_owner = [&](int value) { return __shfl_sync(0xffffffff, value, owner); };
-      item.request = cursor.request + owner;
-      item.first = of_owner(first);
-      item.count = of_owner(count);
-      item.prefix = of_owner(prefix);
-      chunk = of_owner(chunk);
-      pieces = of_owner(pieces);
-      tiles = of_owner(tiles);
-      int within = number - of_owner(items_end - items);
-      // Row tiles innermost: neighbours in time read the same keys.
-      item.tile = within % tiles;
-      item.head = within / tiles % kv_heads;
-      int piece = within / (tiles * kv_heads);
-      int tree = item.count < 64 * p.words ? item.count : 64 * p.words;
-      item.begin = piece * chunk;
-      item.end = piece == pieces - 1 ? item.prefix + tree : item.begin + chunk;
-      item.place = of_owner(places_end - places) + piece * item.count;
-      item.split = pieces > 1;
+      const int owner = __ffs(beyond) - 1;
+      const int index = cursor.request + owner;
+      const int within = number - __shfl_sync(0xffffffff, items_end - items, owner);
+      const int place = __shfl_sync(0xffffffff, places_end - places, owner);
+      describe(p, request_at<S>(p, index), index, within, place, item);
       return true;
     }
     cursor.items = __shfl_sync(0xffffffff, items_end, 31);
@@ -82,3 +128,7 @@ INLINE bool find_item(const Params& p, Cursor& cursor, int number, Item& item) {
   }
   return false;
 }
+
+// The items of a program: those of its cluster, or every so many of the list.
+INLINE int first_item(const Params& p) { return in_clusters(p) ? blockIdx.x >> p.cluster_bits : blockIdx.x; }
+INLINE int item_step(const Params& p) { return in_clusters(p) ? gridDim.x >> p.cluster_bits : gridDim.x; }
