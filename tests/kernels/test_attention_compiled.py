@@ -71,6 +71,7 @@ def _attention(
     constants: dict[str, Any] = {
         "HEADS": 8 * group, "GROUP": group, "DIM": dim, "PAGE": page, "WORDS": 4, "REQUESTS": 1,
         "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns, "ALIKE": alike, "WIDEN": False,
+        "WORK": plan.SPLIT_WORK, "SHORTEST": plan.MIN_CHUNK,
         "BY_PAGE": tiles.by_page and page % tiles.columns == 0, **dict.fromkeys(LAST_STRIDES, 1),
     }  # fmt: skip
     compiled = _compile(
@@ -123,7 +124,14 @@ def test_all_shipped(case: Any, tmp_path: Path) -> None:
 def test_merge(dim: int, tmp_path: Path) -> None:
     from jetflow_kernels.attention.merge import merge_kernel
 
-    constants = {"HEADS": 32, "DIM": dim, "REQUESTS": 4, "BLOCK_S": 8}
+    constants = {
+        "HEADS": 32,
+        "DIM": dim,
+        "REQUESTS": 4,
+        "BLOCK_S": 8,
+        "WORK": plan.SPLIT_WORK,
+        "SHORTEST": plan.MIN_CHUNK,
+    }
     strides = dict.fromkeys(("cu_stride", "prefix_stride", "out_dim", "lse_head"), 1)
     compiled = _compile(
         merge_kernel, {**POINTERS, "out": "*bf16"}, {**constants, **strides}, num_warps=1

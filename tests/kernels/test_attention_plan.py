@@ -37,6 +37,19 @@ def test_shares_cover_prefix_and_tree(prefix: int, rows: int, bits: int) -> None
         assert share == plan.share_length(prefix, rows + 1, bits)
 
 
+@given(
+    prefix=st.integers(0, 60_000),
+    rows=st.integers(1, 256),
+    work=st.sampled_from([4096, 8192, 32768]),
+    shortest=st.sampled_from([64, 256, 512]),
+)
+def test_other_pieces_fit_their_room(prefix: int, rows: int, work: int, shortest: int) -> None:
+    pieces = plan.Pieces(work=work, shortest=shortest)
+    needed = rows * plan.splits(prefix, rows, 32, pieces)
+    assert plan.chunk_length(prefix, rows, 32, pieces) >= shortest
+    assert needed <= max(rows, plan.partial_rows(rows, 1, 32, prefix + rows, pieces))
+
+
 def plan_bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 

@@ -82,7 +82,7 @@ def tree_attention_kernel(
     scale, rows, requests,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     WORDS: tl.constexpr, REQUESTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr, SHORTEST: tl.constexpr,
     BY_PAGE: tl.constexpr, ALIKE: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """All work items, a share for each program; ``launch.py`` names the arguments."""
@@ -90,7 +90,8 @@ def tree_attention_kernel(
     index, _, counts, prefixes = requests_of(
         cu_nodes, cu_stride, prefix_len, prefix_stride, requests, REQUESTS
     )
-    pieces = tl.where(counts > 0, prefixes // chunk_lengths(prefixes, counts, HEADS) + 1, 0)
+    chunks = chunk_lengths(prefixes, counts, HEADS, WORK, SHORTEST)
+    pieces = tl.where(counts > 0, prefixes // chunks + 1, 0)
     items = pieces * ((counts * GROUP + BLOCK_M - 1) // BLOCK_M) * KV_HEADS
     ends = tl.cumsum(items, 0)
     slots = counts * pieces
@@ -99,7 +100,7 @@ def tree_attention_kernel(
         place = item - tl.sum(tl.where(index < request, items, 0), 0)
         slot = tl.sum(tl.where(index < request, slots, 0), 0)
         first, count, prefix = request_at(cu_nodes, cu_stride, prefix_len, prefix_stride, request)
-        chunk = chunk_lengths(prefix, count, HEADS)
+        chunk = chunk_lengths(prefix, count, HEADS, WORK, SHORTEST)
         split = prefix // chunk + 1
         tiles = (count * GROUP + BLOCK_M - 1) // BLOCK_M
         # Row tiles innermost: neighbours in time read the same keys.

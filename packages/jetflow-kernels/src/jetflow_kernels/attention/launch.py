@@ -29,6 +29,7 @@ def launch(
     scale: float,
     tiles: plan.Tiles | None = None,
     programs: int | None = None,
+    pieces: plan.Pieces = plan.PIECES,
 ) -> None:
     """Computes ``out`` and ``lse`` on the current stream; can be captured in a CUDA graph.
 
@@ -40,6 +41,7 @@ def launch(
         tiles: None: ``tiles_for`` the shapes.
         programs: how many programs share the work; None: as many as the device holds. Changes
             no bits.
+        pieces: their lengths.
     """
     q, pool = arguments.q, arguments.k_pool
     rows, heads, dim = q.shape
@@ -49,7 +51,7 @@ def launch(
     group = heads // pool.shape[2]
     tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
     programs = programs or _multiprocessors(q.device) * tiles.programs
-    partial, partial_lse = pieces_room(arguments)
+    partial, partial_lse = pieces_room(arguments, pieces)
     block = triton.next_power_of_2(max(requests, 1))
     lse_strides = (0, 0) if lse is None else lse.stride()
     tree_attention_kernel[(programs,)](
@@ -73,21 +75,25 @@ def launch(
         REQUESTS=block,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
+        WORK=pieces.work,
+        SHORTEST=pieces.shortest,
         BY_PAGE=tiles.by_page and pool.shape[1] % tiles.columns == 0,
         ALIKE=pool.stride() == arguments.v_pool.stride(),
         WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    merge_pieces(arguments, out, lse, partial, partial_lse, programs)
+    merge_pieces(arguments, out, lse, partial, partial_lse, programs, pieces)
 
 
-def pieces_room(arguments: TreeAttentionArguments) -> tuple[Tensor, Tensor]:
+def pieces_room(
+    arguments: TreeAttentionArguments, pieces: plan.Pieces = plan.PIECES
+) -> tuple[Tensor, Tensor]:
     """Room for the results of pieces, [R, Hq, D] and [R, Hq] float32; R = 0 if none is needed."""
     rows, heads, dim = arguments.q.shape
     requests = arguments.prefix_len.shape[0]
     capacity = arguments.page_table.shape[1] * arguments.k_pool.shape[1]
-    room = plan.partial_rows(rows, requests, heads, capacity)
+    room = plan.partial_rows(rows, requests, heads, capacity, pieces)
     partial = arguments.q.new_empty((room, heads, dim), dtype=torch.float32)
     return partial, arguments.q.new_empty((room, heads), dtype=torch.float32)
 
@@ -99,6 +105,7 @@ def merge_pieces(
     partial: Tensor,
     partial_lse: Tensor,
     programs: int,
+    pieces: plan.Pieces = plan.PIECES,
 ) -> None:
     """Starts the kernel that puts rows in several pieces together, where there can be any."""
     if not len(partial):
@@ -117,6 +124,8 @@ def merge_pieces(
         DIM=dim,
         REQUESTS=triton.next_power_of_2(max(requests, 1)),
         BLOCK_S=_MERGED_AT_ONCE,
+        WORK=pieces.work,
+        SHORTEST=pieces.shortest,
         num_warps=1,
     )
 

@@ -14,12 +14,14 @@ def merge_kernel(
     cu_nodes, prefix_len, out, lse, partial, partial_lse,
     cu_stride, prefix_stride, out_row, out_head, out_dim, lse_row, lse_head, requests,
     HEADS: tl.constexpr, DIM: tl.constexpr, REQUESTS: tl.constexpr, BLOCK_S: tl.constexpr,
+    WORK: tl.constexpr, SHORTEST: tl.constexpr,
 ):  # fmt: skip
     """All rows of all heads, a share for each program."""
     index, firsts, counts, prefixes = requests_of(
         cu_nodes, cu_stride, prefix_len, prefix_stride, requests, REQUESTS
     )
-    pieces = tl.where(counts > 0, prefixes // chunk_lengths(prefixes, counts, HEADS) + 1, 0)
+    chunks = chunk_lengths(prefixes, counts, HEADS, WORK, SHORTEST)
+    pieces = tl.where(counts > 0, prefixes // chunks + 1, 0)
     slots = counts * pieces
     # Padding rows come behind the last request and were finished before.
     used = tl.load(cu_nodes + requests * cu_stride)
@@ -29,7 +31,7 @@ def merge_kernel(
         # Requests without rows end where they begin, so they are counted on the way.
         request = tl.sum(((firsts + counts <= row) & (index < requests)).to(tl.int32), 0)
         first, count, prefix = request_at(cu_nodes, cu_stride, prefix_len, prefix_stride, request)
-        split = prefix // chunk_lengths(prefix, count, HEADS) + 1
+        split = prefix // chunk_lengths(prefix, count, HEADS, WORK, SHORTEST) + 1
         # Rows in one piece are finished.
         if split > 1:
             slot = tl.sum(tl.where(index < request, slots, 0), 0)

@@ -39,6 +39,19 @@ CUDA_TILE_ROWS: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """How long the pieces of a prefix are. All calls that must agree bit for bit use the same."""
+
+    work: int = SPLIT_WORK
+    """As ``SPLIT_WORK``."""
+    shortest: int = MIN_CHUNK
+    """As ``MIN_CHUNK``; a multiple of 64."""
+
+
+PIECES = Pieces()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
     """The sizes a kernel is compiled for."""
 
@@ -87,25 +100,25 @@ def prefers_cuda(rows: int, requests: int, group: int, dim: int, dtype: torch.dt
     return tiles_for(rows, requests, group, dim, dtype).rows in CUDA_TILE_ROWS
 
 
-def most_splits(rows: int, heads: int) -> int:
+def most_splits(rows: int, heads: int, pieces: Pieces = PIECES) -> int:
     """Pieces that the prefix of a tree of ``rows`` rows is cut into at most.
 
     Counted for the next power of two of ``rows``, so that a few rows more change no bits.
     """
     bucket = 1 << max(rows - 1, 0).bit_length()
-    return min(MAX_SPLITS, max(1, SPLIT_WORK // (bucket * heads)))
+    return min(MAX_SPLITS, max(1, pieces.work // (bucket * heads)))
 
 
-def chunk_length(prefix: int, rows: int, heads: int) -> int:
+def chunk_length(prefix: int, rows: int, heads: int, pieces: Pieces = PIECES) -> int:
     """Prefix rows of a piece, a multiple of 64; the last piece has the remainder and the tree."""
     bucket = 1 << max(rows - 1, 0).bit_length()
-    even = -(-(prefix + bucket) // most_splits(rows, heads))
-    return max(MIN_CHUNK, -(-even // WORD_BITS) * WORD_BITS)
+    even = -(-(prefix + bucket) // most_splits(rows, heads, pieces))
+    return max(pieces.shortest, -(-even // WORD_BITS) * WORD_BITS)
 
 
-def splits(prefix: int, rows: int, heads: int) -> int:
+def splits(prefix: int, rows: int, heads: int, pieces: Pieces = PIECES) -> int:
     """Pieces of one request, at least 1 and at most ``most_splits``."""
-    return prefix // chunk_length(prefix, rows, heads) + 1
+    return prefix // chunk_length(prefix, rows, heads, pieces) + 1
 
 
 def cluster_bits(
@@ -155,7 +168,9 @@ def most_tiles(rows: int, requests: int, group: int, tile_rows: int) -> int:
     return (rows * group + requests * (tile_rows - step)) // tile_rows
 
 
-def partial_rows(rows: int, requests: int, heads: int, capacity: int) -> int:
+def partial_rows(
+    rows: int, requests: int, heads: int, capacity: int, pieces: Pieces = PIECES
+) -> int:
     """Room for partial results, in rows of all heads, that no batch of these capacities exceeds.
 
     Args:
@@ -163,12 +178,13 @@ def partial_rows(rows: int, requests: int, heads: int, capacity: int) -> int:
         requests: requests of the batch.
         heads: query heads.
         capacity: rows that the pages of one request hold.
+        pieces: their lengths.
 
     Returns:
         0 where no request can be split.
     """
-    most = min(MAX_SPLITS, capacity // MIN_CHUNK + 1)
-    if capacity <= MIN_CHUNK:
+    most = min(MAX_SPLITS, capacity // pieces.shortest + 1)
+    if capacity <= pieces.shortest:
         return 0
-    # rows * most_splits(rows) is at most SPLIT_WORK // heads, or rows where that is larger.
-    return min(rows * most, rows + requests * (SPLIT_WORK // heads))
+    # rows * most_splits(rows) is at most work // heads, or rows where that is larger.
+    return min(rows * most, rows + requests * (pieces.work // heads))

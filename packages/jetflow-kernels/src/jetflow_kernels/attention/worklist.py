@@ -17,7 +17,10 @@ MIN_CHUNK = tl.constexpr(plan.MIN_CHUNK)
 
 
 @triton.jit
-def chunk_lengths(prefix, rows, HEADS: tl.constexpr):
+def chunk_lengths(
+    prefix, rows, HEADS: tl.constexpr,
+    WORK: tl.constexpr = SPLIT_WORK, SHORTEST: tl.constexpr = MIN_CHUNK,
+):  # fmt: skip
     """``plan.chunk_length`` for tensors."""
     below = tl.maximum(rows - 1, 0)
     below |= below >> 1
@@ -25,10 +28,10 @@ def chunk_lengths(prefix, rows, HEADS: tl.constexpr):
     below |= below >> 4
     below |= below >> 8
     bucket = below + 1
-    work = tl.zeros_like(bucket) + SPLIT_WORK
+    work = tl.zeros_like(bucket) + WORK
     most = tl.minimum(tl.maximum(work // (bucket * HEADS), 1), MAX_SPLITS)
     even = (prefix + bucket + most - 1) // most
-    return tl.maximum((even + 63) // 64 * 64, MIN_CHUNK)
+    return tl.maximum((even + 63) // 64 * 64, SHORTEST)
 
 
 @triton.jit
