@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -19,6 +19,22 @@ from jetflow_kernels.round import (
 
 pytestmark = pytest.mark.usefixtures("on_the_device")
 seeds = st.integers(0, 2**32 - 1)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Arguments of the builders."""
+
+    tokens: torch.Tensor
+    log_probs: torch.Tensor
+    roots: torch.Tensor
+    budgets: torch.Tensor
+    root_positions: torch.Tensor
+    capacity: int
+
+    @property
+    def arguments(self):
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def check_both(requests, assert_same, width: int) -> None:
@@ -65,6 +81,23 @@ def test_all_equal_scores_come_by_depth_and_path(make_requests, assert_same, tab
     assert trees.parents[0].tolist() == [
         -1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, -1, -1
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", [1, 4])
+@pytest.mark.parametrize("step", [0.25, 2.0**-50], ids=["sorted", "scanned"])
+def test_equal_scores_where_siblings_are_sorted_and_where_not(
+    assert_same, lines: int, step: float
+) -> None:
+    # A difference of 2**-50 is lost in the sum below -0.75 and kept below 0.
+    generator = torch.Generator().manual_seed(lines)
+    multiples = torch.randint(0, 4, (1, 4, lines, 4), generator=generator, device="cpu")
+    log_probs = multiples.to(torch.get_default_device(), torch.float64) * -step
+    log_probs[:, ::2] -= 0.75
+    requests = Requests(
+        tokens=torch.arange(16).view(1, 4, 4), log_probs=log_probs, roots=torch.tensor([5]),
+        budgets=torch.tensor([40]), root_positions=torch.tensor([0]), capacity=40,
+    )  # fmt: skip
+    check_both(requests, assert_same, 3)
 
 
 def test_what_is_out_of_contract_is_its_root_and_spares_the_others(assert_same) -> None:

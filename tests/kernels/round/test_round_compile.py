@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import triton
 import triton.language as tl
-from jetflow_kernels.round.build import tile_sizes
+from jetflow_kernels.round.build import MOST_SORTED, tile_sizes
 from jetflow_kernels.round.build_kernel import best_first_kernel, check_kernel
 from jetflow_kernels.round.commit_kernel import commit_kernel, slots_kernel
 from jetflow_kernels.round.expand_kernel import all_children_kernel
@@ -26,12 +26,15 @@ from triton.compiler import ASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
 BUILD = (
-    "tokens:*i32 log_probs:*fp32 good:*i32 roots:*i32 budgets:*i32 root_positions:*i32 "
+    "tokens:*i32 log_probs:*fp32 good:*i32 records:*i64 stats:*fp64 roots:*i32 budgets:*i32 "
+    "root_positions:*i32 "
     "indices:*i32 out_tokens:*i32 out_parents:*i32 out_depths:*i32 out_scores:*fp64 "
     "out_words:*i64 out_positions:*i32 out_nodes:*i32 out_valid:*i1 "
     "capacity:i32 depth:i32 parents:i32 width:i32 num_words:i32"
 )
-CHECK = "tokens:*i32 log_probs:*fp32 good:*i32 depth:i32 parents:i32 width:i32"
+CHECK = (
+    "tokens:*i32 log_probs:*fp32 good:*i32 records:*i64 stats:*fp64 depth:i32 parents:i32 width:i32"
+)
 PACK = "parents:*i32 num_nodes:*i32 words:*i64 valid:*i1 capacity:i32 num_words:i32"
 ACCEPT = (
     "tokens:*i32 parents:*i32 num_nodes:*i32 picks:*i32 out_rows:*i32 out_tokens:*i32 "
@@ -105,7 +108,7 @@ def check(binary: Any, folder: Path) -> str:
     ],
 )
 def test_best_first(tmp_path: Path, capacity: int, depth: int, width: int) -> None:
-    sizes = tile_sizes(capacity, depth, width)
+    sizes = {**tile_sizes(capacity, depth, width), "SORTED": width <= MOST_SORTED}
     ptx = check(compiled(best_first_kernel, BUILD, 1, sizes), tmp_path)
     # One instruction for the least of a warp's integers is what makes a step short.
     assert ptx.count("redux.sync") >= 10
@@ -113,15 +116,16 @@ def test_best_first(tmp_path: Path, capacity: int, depth: int, width: int) -> No
 
 @pytest.mark.parametrize("capacity", [64, pytest.param(256, marks=pytest.mark.slow)])
 def test_all_children(tmp_path: Path, capacity: int) -> None:
-    signature = BUILD + " children:i32"
+    signature = BUILD.replace("records:*i64 stats:*fp64 ", "") + " children:i32"
     check(compiled(all_children_kernel, signature, 1, tile_sizes(capacity, 15, 16)), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("kernel", "signature", "warps", "constants"),
     [
-        (check_kernel, CHECK, 4, {"WIDTH": 16, "PARENTS": 16}),
-        (check_kernel, CHECK, 4, {"WIDTH": 128, "PARENTS": 128}),
+        (check_kernel, CHECK, 1, {"WIDTH": 16, "PARENTS": 16, "SORTED": True}),
+        (check_kernel, CHECK, 4, {"WIDTH": 32, "PARENTS": 1, "SORTED": True}),
+        (check_kernel, CHECK, 4, {"WIDTH": 128, "PARENTS": 128, "SORTED": False}),
         (pack_kernel, PACK.replace("i32 ", "i64 "), 4, {"SLOTS": 256, "COLUMNS": 4}),
         (pack_kernel, PACK, 4, {"SLOTS": 256, "COLUMNS": 4}),
         (
@@ -182,4 +186,5 @@ def test_int64_tokens_and_float64_tables(tmp_path: Path) -> None:
         .replace("positions:*i32", "positions:*i64")
         .replace("log_probs:*fp32", "log_probs:*fp64")
     )
-    check(compiled(best_first_kernel, signature, 1, tile_sizes(64, 15, 16)), tmp_path)
+    sizes = {**tile_sizes(64, 15, 16), "SORTED": True}
+    check(compiled(best_first_kernel, signature, 1, sizes), tmp_path)

@@ -17,6 +17,8 @@ from jetflow_kernels.round.trees import TreeBatch, num_words
 
 MOST_CANDIDATES = 128
 MOST_DEPTHS = 63
+MOST_SORTED = 32
+"""Candidates whose ranks fit into what a waiting node carries, so that lines are sorted."""
 _TABLES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _RESULTS = (
     "out_tokens", "out_parents", "out_depths", "out_scores", "out_ancestors", "out_positions",
@@ -136,13 +138,14 @@ def _build_tree(
     requests, depth, parents, width = log_probs.shape
     capacity = out_tokens.shape[1]
     with device_of(best_first_kernel, tokens):
-        good, indices = _prepare(tokens, log_probs, capacity)
+        is_sorted = width <= MOST_SORTED
+        good, indices, records, stats = _prepare(tokens, log_probs, capacity, is_sorted)
         best_first_kernel[(requests,)](
-            tokens, log_probs, good, roots, budgets, root_positions, indices,
+            tokens, log_probs, good, records, stats, roots, budgets, root_positions, indices,
             out_tokens, out_parents, out_depths, out_scores, out_ancestors, out_positions,
             out_num_nodes, out_valid,
             capacity, depth, parents, width, num_words(capacity),
-            **tile_sizes(capacity, depth, width), num_warps=1,
+            **tile_sizes(capacity, depth, width), SORTED=is_sorted, num_warps=1,
         )  # fmt: skip
 
 
@@ -168,7 +171,7 @@ def _build_all_children(
     requests, depth, parents, width = log_probs.shape
     capacity = out_tokens.shape[1]
     with device_of(all_children_kernel, tokens):
-        good, indices = _prepare(tokens, log_probs, capacity)
+        good, indices, _, _ = _prepare(tokens, log_probs, capacity, False)
         all_children_kernel[(requests,)](
             tokens, log_probs, good, roots, budgets, root_positions, indices,
             out_tokens, out_parents, out_depths, out_scores, out_ancestors, out_positions,
@@ -208,18 +211,32 @@ def tile_sizes(capacity: int, depth: int, width: int) -> dict[str, int]:
     }
 
 
-def _prepare(tokens: Tensor, log_probs: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Which depths are within the contract, [R, D] int32, and room for candidate indices."""
+def _prepare(
+    tokens: Tensor, log_probs: Tensor, capacity: int, is_sorted: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the builders need beforehand.
+
+    Returns:
+        good: [R, D] int32, which depths are within the contract.
+        indices: [R, B] int32, room for candidate indices.
+        records: [R, D, P, K, 2] int64, the lines of candidates sorted, if asked for.
+        stats: [R, D, P, 2] float64, of the sorted lines.
+    """
     from jetflow_kernels.round.build_kernel import check_kernel
 
     requests, depth, parents, width = log_probs.shape
-    good = torch.empty(requests, depth, dtype=torch.int32, device=tokens.device)
+    device = tokens.device
+    good = torch.empty(requests, depth, dtype=torch.int32, device=device)
+    lines = (requests, depth, parents) if is_sorted else (0, 0, 0)
+    records = torch.empty(*lines, width, 2, dtype=torch.int64, device=device)
+    stats = torch.empty(*lines, 2, dtype=torch.float64, device=device)
     if depth:
-        check_kernel[(requests, depth)](
-            tokens, log_probs, good, depth, parents, width,
-            WIDTH=power_of_two(width), PARENTS=power_of_two(parents), num_warps=4,
+        check_kernel[(requests, depth, parents if is_sorted else 1)](
+            tokens, log_probs, good, records, stats, depth, parents, width,
+            WIDTH=power_of_two(width), PARENTS=power_of_two(parents), SORTED=is_sorted,
+            num_warps=1 if width <= 16 else 4,
         )  # fmt: skip
-    return good, torch.empty(requests, capacity, dtype=torch.int32, device=tokens.device)
+    return good, torch.empty(requests, capacity, dtype=torch.int32, device=device), records, stats
 
 
 def _check(

@@ -20,6 +20,7 @@ from jetflow_kernels.round.frontier_kernel import (
     join,
     split,
 )
+from jetflow_kernels.round.sorted_kernel import grow_sorted, order_is_kept, sort_line
 
 _LARGEST = tl.constexpr(2147483647)
 
@@ -29,14 +30,39 @@ def check_kernel(
     tokens: tl.tensor,
     log_probs: tl.tensor,
     good: tl.tensor,
+    records: tl.tensor,
+    stats: tl.tensor,
     depth: tl.tensor,
     parents: tl.tensor,
     width: tl.tensor,
     WIDTH: tl.constexpr,
     PARENTS: tl.constexpr,
+    SORTED: tl.constexpr,
 ) -> None:
-    """Says for one depth of one request whether its candidates are within the contract."""
+    """Says for one depth of one request whether its candidates are within the contract.
+
+    Program (request, depth, line) also sorts the line, where ``SORTED`` asks for it.
+    """
     level = tl.program_id(0).to(tl.int64) * depth + tl.program_id(1)
+    if SORTED:
+        line = level * parents + tl.program_id(2)
+        sort_line(log_probs, records, stats, line, width, WIDTH)
+    if tl.program_id(2) == 0:
+        check_level(tokens, log_probs, good, level, parents, width, WIDTH, PARENTS)
+
+
+@triton.jit
+def check_level(
+    tokens: tl.tensor,
+    log_probs: tl.tensor,
+    good: tl.tensor,
+    level: tl.tensor,
+    parents: tl.tensor,
+    width: tl.tensor,
+    WIDTH: tl.constexpr,
+    PARENTS: tl.constexpr,
+) -> tl.tensor:
+    """Whether one depth of one request is within the contract."""
     lines = tl.arange(0, PARENTS)[:, None]
     columns = tl.arange(0, WIDTH)[None, :]
     inside = (lines < parents) & (columns < width)
@@ -83,48 +109,25 @@ def start_tree(
     tl.store(scores, 0.0)
 
 
-@triton.jit(do_not_specialize=["capacity", "depth", "parents", "width", "num_words"])
-def best_first_kernel(
+@triton.jit
+def grow_by_scans(
     tokens: tl.tensor,
     log_probs: tl.tensor,
-    good: tl.tensor,
-    roots: tl.tensor,
-    budgets: tl.tensor,
-    root_positions: tl.tensor,
     indices: tl.tensor,
     out_tokens: tl.tensor,
     out_parents: tl.tensor,
     out_depths: tl.tensor,
     out_scores: tl.tensor,
-    out_words: tl.tensor,
-    out_positions: tl.tensor,
-    out_nodes: tl.tensor,
-    out_valid: tl.tensor,
-    capacity: tl.tensor,
+    limit: tl.tensor,
     depth: tl.tensor,
     parents: tl.tensor,
     width: tl.tensor,
-    num_words: tl.tensor,
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    DEPTHS: tl.constexpr,
     BITS: tl.constexpr,
     PATH_WORDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
-    """One tree; the tensors are those of ``build_tree``, ``good`` [R, D] is the check's."""
-    request = tl.program_id(0).to(tl.int64)
-    tokens += request * depth * width
-    log_probs += request * depth * parents * width
-    indices += request * capacity
-    out_tokens += request * capacity
-    out_parents += request * capacity
-    out_depths += request * capacity
-    out_scores += request * capacity
-    valid, limit = allowed_rows(
-        good + request * depth, tl.load(budgets + request), depth, capacity, DEPTHS
-    )
-    start_tree(out_tokens, out_parents, out_depths, out_scores, tl.load(roots + request))
+) -> tl.tensor:
+    """Writes all rows but the root of one tree; returns how many rows there are."""
     level_stride = parents * width
     line_stride = tl.where(parents > 1, width, 0)
     slots = tl.arange(0, SLOTS)
@@ -188,6 +191,70 @@ def best_first_kernel(
         above_low = tl.where(fresh, best_low, above_low)
         best = tl.min(high)
         row += 1
+    return row
+
+
+@triton.jit(do_not_specialize=["capacity", "depth", "parents", "width", "num_words"])
+def best_first_kernel(
+    tokens: tl.tensor,
+    log_probs: tl.tensor,
+    good: tl.tensor,
+    records: tl.tensor,
+    stats: tl.tensor,
+    roots: tl.tensor,
+    budgets: tl.tensor,
+    root_positions: tl.tensor,
+    indices: tl.tensor,
+    out_tokens: tl.tensor,
+    out_parents: tl.tensor,
+    out_depths: tl.tensor,
+    out_scores: tl.tensor,
+    out_words: tl.tensor,
+    out_positions: tl.tensor,
+    out_nodes: tl.tensor,
+    out_valid: tl.tensor,
+    capacity: tl.tensor,
+    depth: tl.tensor,
+    parents: tl.tensor,
+    width: tl.tensor,
+    num_words: tl.tensor,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTHS: tl.constexpr,
+    BITS: tl.constexpr,
+    PATH_WORDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SORTED: tl.constexpr,
+) -> None:
+    """One tree; the tensors are those of ``build_tree``, the others those of ``check_kernel``."""
+    request = tl.program_id(0).to(tl.int64)
+    tokens += request * depth * width
+    log_probs += request * depth * parents * width
+    indices += request * capacity
+    out_tokens += request * capacity
+    out_parents += request * capacity
+    out_depths += request * capacity
+    out_scores += request * capacity
+    valid, limit = allowed_rows(
+        good + request * depth, tl.load(budgets + request), depth, capacity, DEPTHS
+    )
+    start_tree(out_tokens, out_parents, out_depths, out_scores, tl.load(roots + request))
+    by_scans = True
+    row = tl.full([], 1, tl.int32)
+    if SORTED:
+        records += request * depth * parents * width * 2
+        stats += request * depth * parents * 2
+        by_scans = not order_is_kept(records, stats, depth, parents, width)
+        if not by_scans:
+            row = grow_sorted(
+                tokens, records, indices, out_tokens, out_parents, out_depths, out_scores,
+                limit, depth, parents, width, SLOTS, BITS, PATH_WORDS,
+            )  # fmt: skip
+    if by_scans:
+        row = grow_by_scans(
+            tokens, log_probs, indices, out_tokens, out_parents, out_depths, out_scores,
+            limit, depth, parents, width, SLOTS, WIDTH, BITS, PATH_WORDS,
+        )  # fmt: skip
     tl.store(out_nodes + request, row)
     tl.store(out_valid + request, valid)
     finish(
