@@ -44,7 +44,7 @@ def tree_attention(
     The call can be captured in a CUDA graph and replayed with other prefixes, trees, pages and
     sizes within the captured shapes. A row's bits depend on its own request and on the tiles and
     clusters that the shapes and types choose (T, B, heads, D), not on the other requests; calls of
-    another T or B may cut it otherwise (``plan.tiles_for``, and for ``cuda`` ``plan.cluster_bits``).
+    another T or B may cut it otherwise (``plan.tiles_for``; ``plan.cluster_bits`` for ``cuda``).
 
     Args:
         q: [T, Hq, D] float16, bfloat16 or float32, D one of 64, 128 and 256; any strides.
