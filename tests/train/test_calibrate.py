@@ -26,6 +26,7 @@ from jetflow_train.evaluation.offline import evaluate
 from jetflow_train.evaluation.policies import OWN, exact_policies
 from jetflow_train.evaluation.walk import StoredText
 from jetflow_train.evaluation.walkers import Walkers
+from jetflow_train.heads import stored_head
 from jetflow_train.initialise import head_config
 from jetflow_train.shards import Corpus, save_shard, write_manifest
 from jetflow_train.target import FrozenTarget, from_model
@@ -146,6 +147,18 @@ def test_text_of_somebody_else_is_left_out_and_close_temperatures_stay_apart(
     assert [temperature for temperature, _ in pairs] == [0.3, 0.3003, 0.7]
     assert replace(head.config, score_temperatures=pairs).score_temperatures == pairs
     assert len(told) == 3
+
+
+def test_a_head_that_is_trained_further_begins_without(
+    tmp_path: Path, target: FrozenTarget, head: DraftHead
+) -> None:
+    # Else it would hold for other weights, and a run whose start head was fitted meanwhile could
+    # not be resumed.
+    fitted = DraftHead(replace(head.config, score_temperatures=((0.0, 0.5),)))
+    fitted.load_state_dict(head.state_dict())
+    place = save_head(tmp_path / "head", fitted, HeadInfo())
+    assert load_head(place).config == fitted.config
+    assert stored_head(place, target).config == head.config
 
 
 def _refused(*_: Any, **__: Any) -> None:

@@ -84,6 +84,8 @@ def start_head(target: FrozenTarget, corpus: Corpus, choice: HeadChoice, seed: i
 def stored_head(folder: Path, target: FrozenTarget, *, prefix_filled: bool = False) -> DraftHead:
     """The head in ``folder``, in fp32 on the target's device and ready to be trained.
 
+    How sharply its scores are read is forgotten: that was fitted to weights which now change.
+
     Args:
         folder: of the head.
         target: that it was trained for.
@@ -101,8 +103,11 @@ def stored_head(folder: Path, target: FrozenTarget, *, prefix_filled: bool = Fal
         vocab_size=target.shape.vocab_size,
         num_layers=target.shape.num_layers,
     )
-    if prefix_filled:
-        head.config = replace(head.config, prefix_filled=True)
+    head.config = replace(
+        head.config,
+        score_temperatures=(),
+        prefix_filled=prefix_filled or head.config.prefix_filled,
+    )
     return head.train().requires_grad_(True)
 
 
