@@ -96,9 +96,16 @@ inline int cluster_arrived, cluster_round;
 inline std::vector<Copy> copies;
 inline std::vector<std::pair<uint32_t, const void*>> own_copies[MOST_PROGRAMS * 384];  // null: zeros
 
+inline std::vector<uint32_t> written[MOST_PROGRAMS * 384];  // by each thread, not yet published
+
 inline int me() { return blockIdx.x - fibers::first_program; }
 inline Program& here() { return programs[me()]; }
 inline Steps& my_steps() { return steps[fibers::current]; }
+// An ordinary write of this thread, which the tensor cores and copies do not see yet.
+inline void hide(uint32_t to) {
+  here().unseen[to / 16] = uint16_t(threadIdx.x + 1);
+  written[fibers::current].push_back(to / 16);
+}
 inline unsigned char* bytes(uint32_t address, int program = me()) {
   if (address >= MEMORY) throw Fault("outside of shared memory");
   return memory + program * MEMORY + address;
@@ -187,6 +194,7 @@ inline void begin(int threads, int size, int first) {
   }
   for (auto& one : steps) one = Steps();
   for (auto& copies_of_one : own_copies) copies_of_one.clear();
+  for (auto& places : written) places.clear();
   copies.clear();
   fibers::background = copy_one;
 }
@@ -309,8 +317,8 @@ inline void copy_16(uint32_t to, const void* from, bool real) {
   machine::own_copies[fibers::current].push_back({to, real ? from : nullptr});
 }
 inline void write_16(uint32_t to, const void* from) {
-  machine::here().unseen[to / 16] = uint16_t(threadIdx.x + 1);
   machine::trace_write(to, 16, machine::my_steps().arrived);
+  machine::hide(to);
   if (from) memcpy(machine::bytes(to), from, 16); else memset(machine::bytes(to), 0, 16);
 }
 inline void copies_done() {
@@ -319,13 +327,17 @@ inline void copies_done() {
 }
 inline void store_shared(uint32_t to, uint4 value) { write_16(to, &value); }
 inline void store_shared_2(uint32_t to, float first, float second) {
-  machine::here().unseen[to / 16] = uint16_t(threadIdx.x + 1);
   machine::trace_write(to, 8, machine::my_steps().arrived);
+  machine::hide(to);
   const float both[2] = {first, second};
   memcpy(machine::bytes(to), both, 8);
 }
 inline void publish_shared() {
-  for (auto& writer : machine::here().unseen) writer = writer == threadIdx.x + 1 ? 0 : writer;
+  for (uint32_t place : machine::written[fibers::current]) {
+    uint16_t& writer = machine::here().unseen[place];
+    if (writer == threadIdx.x + 1) writer = 0;
+  }
+  machine::written[fibers::current].clear();
 }
 inline void finish_before(uint32_t, float) {}
 template <int COUNT>
