@@ -44,7 +44,9 @@ def test_no_device_is_said_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["sdpa", "sdpa-repeated", "flex"])
+@pytest.mark.parametrize(
+    "name", ["sdpa", "sdpa-repeated", pytest.param("flex", marks=pytest.mark.slow)]
+)
 def test_peers_compute_what_we_compute(
     make_batch: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from jetflow_kernels.attention import plan
 
 SHARED_LIMIT = 227 * 1024
 # Float32 is there to check with, not to serve with; ptxas keeps a few words of it on the stack.
-STACK_LIMIT = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 32}
+STACK_LIMIT = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 40}
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 POINTERS = {
     **dict.fromkeys(("page_table", "cu_nodes", "prefix_len"), "*i32"),

@@ -26,10 +26,6 @@ def _run(*options: str) -> None:
     assert " passed" in done.stdout
 
 
-def test_rows_in_short() -> None:
-    _run("-k", "test_a_few", str(CHECKS / "rows.py"))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_all_checks() -> None:

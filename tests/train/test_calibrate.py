@@ -77,6 +77,7 @@ def corpus(target: FrozenTarget, head: DraftHead) -> Corpus:
     )
 
 
+@pytest.mark.slow
 def test_the_best_sharpness_of_each_temperature_is_chosen(
     target: FrozenTarget, head: DraftHead, corpus: Corpus
 ) -> None:

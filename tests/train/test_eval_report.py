@@ -292,6 +292,7 @@ def test_answers_depend_on_seed_and_number_alone(models: Path) -> None:
     assert all(len(text.answer) == 12 for text in all_three.texts if text not in ended)
 
 
+@pytest.mark.slow
 def test_evaluation_in_training_walks_stored_answers(models: Path) -> None:
     import torch
     from jetflow_core.head.checkpoint import load_head

@@ -289,6 +289,7 @@ def test_the_path_term_learns_on_a_detached_base(target: FrozenTarget) -> None:
             assert torch.equal(without, with_path), name
 
 
+@pytest.mark.slow
 def test_one_batch_overfits_to_the_full_depth(target: FrozenTarget, tmp_path: Path) -> None:
     # A random target is nearly undecided; a larger lm_head makes its answers certain.
     single = narrow(target)
