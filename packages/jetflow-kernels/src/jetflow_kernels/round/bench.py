@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -124,7 +125,7 @@ def run(sizes: Sizes, report: Callable[[Result], None]) -> None:
     with torch.no_grad():
         for make in all_contests(sizes, "cuda"):
             for contest in make():
-                _told(lambda contest=contest: measure(contest), contest.name, report)  # type: ignore[misc]
+                _told(partial(measure, contest), contest.name, report)
             torch.cuda.empty_cache()
         _told(lambda: measure_round(sizes), "a round's steps in one graph", report)
 

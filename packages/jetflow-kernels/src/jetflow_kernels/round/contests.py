@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -97,8 +98,8 @@ def top_tokens(sizes: Sizes, device: str) -> Contest:
         name="depth_topk",
         size=f"{sizes.depth} x {sizes.vocabulary} bf16, K {count}",
         check=check,
-        ours=[lambda x=x: depth_topk(x, count) for x in copies],  # type: ignore[misc]
-        peers={"torch topk + logsumexp": [lambda x=x: torch_topk(x) for x in copies]},  # type: ignore[misc]
+        ours=[partial(depth_topk, x, count) for x in copies],
+        peers={"torch topk + logsumexp": [partial(torch_topk, x) for x in copies]},
         goal_us=20.0,
     )
 
@@ -113,8 +114,8 @@ def picks(sizes: Sizes, rows: int, device: str) -> Contest:
         check=lambda: expect_equal(
             "pick_argmax", pick_argmax(copies[0]), pick_argmax_reference(copies[0])
         ),
-        ours=[lambda x=x: pick_argmax(x) for x in copies],  # type: ignore[misc]
-        peers={"torch argmax": [lambda x=x: x.argmax(1) for x in copies]},  # type: ignore[misc]
+        ours=[partial(pick_argmax, x) for x in copies],
+        peers={"torch argmax": [partial(x.argmax, 1) for x in copies]},
     )
 
 
@@ -139,8 +140,8 @@ def trees(sizes: Sizes, rows: int, device: str, *, by_parent: bool) -> list[Cont
                 check=lambda name=name, build=build, reference=reference: expect_equal(  # type: ignore[misc]
                     name, build(*arguments, capacity=rows), reference(*on_host, capacity=rows)
                 ),
-                ours=[lambda build=build: build(*arguments, capacity=rows)] * 4,  # type: ignore[misc]
-                host=lambda reference=reference: reference(*on_host, capacity=rows),  # type: ignore[misc]
+                ours=[partial(build, *arguments, capacity=rows)] * 4,
+                host=partial(reference, *on_host, capacity=rows),
                 goal_us=40.0 if name == "build_tree" and rows == 256 else None,
             )
         )
