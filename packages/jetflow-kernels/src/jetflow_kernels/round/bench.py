@@ -35,10 +35,7 @@ def all_contests(sizes: Sizes, device: str) -> list[Callable[[], list[Contest]]]
     ]
     for by_parent in (False, True):
         found += [
-            lambda rows=rows, by_parent=by_parent: contests.trees(  # type: ignore[misc]
-                sizes, rows, device, by_parent=by_parent
-            )
-            for rows in sizes.rows
+            partial(contests.trees, sizes, rows, device, by_parent=by_parent) for rows in sizes.rows
         ]
     found += [
         lambda make=make, rows=rows: [make(sizes, rows, device)]  # type: ignore[misc]
