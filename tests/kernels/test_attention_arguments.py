@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from jetflow_kernels import tree_attention
-from jetflow_kernels.attention import op
+from jetflow_kernels import tree_attention, tree_attention_backend
+from jetflow_kernels.attention import launch, op, plan
+from jetflow_kernels.attention.k2 import launch as k2_launch
 
 WRONG: list[tuple[str, dict[str, Any], Callable[[Any], dict[str, Any]], str]] = [
     ("type", {"dtype": torch.float64}, lambda b: {}, "dtype of q must be one of .* got .*float64"),
@@ -17,6 +18,7 @@ WRONG: list[tuple[str, dict[str, Any], Callable[[Any], dict[str, Any]], str]] = 
     ("out", {}, lambda b: {"out": b.q[1:].clone()}, r"out must have shape \(10, 4, 64\)"),
     ("lse", {}, lambda b: {"lse": b.q[..., 0].half()}, "lse must be torch.float32"),
     ("scale", {}, lambda b: {"scale": float("inf")}, "scale must be finite, got inf"),
+    ("cut", {}, lambda b: {"cut": "fast"}, "cut must be one of by_shapes, by_request, got 'fast'"),
 ]
 
 
@@ -49,6 +51,32 @@ def test_a_missing_triton_is_named(
     batch = make_batch((5,), (9,), dim=64, dtype=torch.float16)
     with pytest.raises(RuntimeError, match="needs triton, which is not installed here"):
         tree_attention(**batch.arguments)
+
+
+@pytest.mark.parametrize("version", ["triton", "cuda"])
+def test_cut_by_request_nothing_of_the_batch_chooses_tiles_or_clusters(
+    make_batch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+    monkeypatch.setattr(op, "choose", lambda *given, **named: version)
+    for module in (launch, k2_launch):
+        monkeypatch.setattr(module, "launch", lambda arguments, **named: seen.append(named))
+    for nodes in ((1,), (40,), (5, 2, 130)):
+        batch = make_batch(nodes, [9] * len(nodes), dim=128, dtype=torch.float16, padding=0)
+        for cut in plan.CUTS:
+            tree_attention(**batch.arguments, cut=cut)
+    large = plan.tiles_of_all(128, torch.float16)
+    assert [each["tiles"] for each in seen[1::2]] == [large] * 3
+    assert [each["tiles"].rows for each in seen[::2]] == [64, 128, 128]
+    if version == "cuda":
+        assert [each["cluster_bits"] for each in seen] == [None, plan.BY_LENGTH] * 3
+
+
+def test_a_wrong_cut_is_named_by_who_tells_the_version(make_batch: Callable[..., Any]) -> None:
+    batch = make_batch((5,), (9,), dim=64, dtype=torch.float16)
+    with pytest.raises(ValueError, match="cut must be one of"):
+        tree_attention_backend(**batch.arguments, cut="fast")  # type: ignore[arg-type]
 
 
 def test_fake_tensors_get_the_shape_and_type_of_q(make_batch: Callable[..., Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from jetflow_kernels import tree_attention
+from jetflow_kernels.attention.plan import Cut
 from torch import Tensor
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -37,13 +38,15 @@ def moved(moved_together: Callable[..., list[Tensor]]) -> Callable[[Tensor], Ten
 def attend(backend: str, moved_together: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
     """`tree_attention` for tensors on the CPU, wherever and by whatever it is computed."""
 
-    def attend(*arguments: Any, lse: Tensor | None = None, **named: Any) -> Tensor:
+    def attend(
+        *arguments: Any, lse: Tensor | None = None, cut: Cut = "by_shapes", **named: Any
+    ) -> Tensor:
         given = [*arguments, *named.values(), *([] if lse is None else [lse])]
         placed = moved_together(given, DEVICE)
         place_of_lse = None if lse is None else placed.pop()
         named = dict(zip(named, placed[len(arguments) :], strict=True))
         placed = placed[: len(arguments)]
-        got = tree_attention(*placed, **named, lse=place_of_lse, backend=backend)
+        got = tree_attention(*placed, **named, lse=place_of_lse, backend=backend, cut=cut)
         if lse is not None:
             lse.copy_(place_of_lse)
         return got.cpu()

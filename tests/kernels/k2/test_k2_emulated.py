@@ -115,6 +115,38 @@ def test_a_request_does_not_feel_the_others(
     assert torch.equal(emulate(fewer, **call)[0][:5], whole[:5])
 
 
+def test_cut_by_request_a_request_is_itself_in_every_batch(
+    make_batch: Callable[..., Any], emulate: Callable[..., Any]
+) -> None:
+    """What ``cut="by_request"`` starts: tiles of all batches, pieces by length."""
+    shape: dict[str, Any] = {"heads": (2, 1), "dim": 64, "dtype": torch.bfloat16}
+    batch = make_batch((5, 1, 20), (300, 9, 64), padding=0, **shape)
+    call: dict[str, Any] = {"scale": 0.125, "rows": plan.tiles_of_all(64, torch.bfloat16).rows}
+    together = emulate(batch.arguments, **call, bits=plan.BY_LENGTH)[0]
+    # Cut by shapes, a tile has four programs alone and one in a batch of four; both are within the
+    # tolerance of the type.
+    assert plan.cluster_bits(128, 1, 4, 8, tile_rows=128, programs=1) == 2
+    assert plan.cluster_bits(128 * 4, 4, 4, 8, tile_rows=128, programs=1) == 0
+    by_shapes = emulate(batch.arguments, **call, bits=0)[0]
+    starts = batch.cu_nodes.tolist()
+    for request in range(3):
+        mine = slice(*starts[request : request + 2])
+        alone = {
+            **batch.arguments,
+            "q": batch.q[mine],
+            "ancestors": batch.ancestors[mine],
+            "page_table": batch.page_table[request : request + 1],
+            "cu_nodes": torch.tensor([0, mine.stop - mine.start], dtype=torch.int32),
+            "prefix_len": batch.prefix_len[request : request + 1],
+        }
+        assert torch.equal(emulate(alone, **call, bits=plan.BY_LENGTH)[0], together[mine])
+        otherwise = emulate(alone, **call, bits=2)[0]
+        assert (otherwise.double() - by_shapes[mine].double()).abs().max() <= 2 * ATOL[
+            alone["q"].dtype
+        ]
+    assert not torch.equal(by_shapes, together)
+
+
 def test_a_row_that_sees_nothing_and_padding(
     make_batch: Callable[..., Any], emulate: Callable[..., Any]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which version of tree attention a call runs: the one asked for, or the faster one."""
+"""Which version of tree attention a call runs, and the tiles it is cut into."""
 
 from __future__ import annotations
 
@@ -25,8 +25,27 @@ def check_backend(backend: str) -> None:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
+def check_cut(cut: str) -> None:
+    """Refuses a name that stands for no way to cut.
+
+    Raises:
+        ValueError: naming it and the allowed ones.
+    """
+    if cut not in plan.CUTS:
+        raise ValueError(f"cut must be one of {', '.join(plan.CUTS)}, got {cut!r}")
+
+
+def tiles_of(arguments: TreeAttentionArguments, cut: str) -> plan.Tiles:
+    """The tiles of a call."""
+    rows, heads, dim = arguments.q.shape
+    if cut == "by_request":
+        return plan.tiles_of_all(dim, arguments.q.dtype)
+    requests, group = arguments.prefix_len.shape[0], heads // arguments.k_pool.shape[2]
+    return plan.tiles_for(rows, requests, group, dim, arguments.q.dtype)
+
+
 def choose(
-    arguments: TreeAttentionArguments, *, out: Tensor | None, backend: str
+    arguments: TreeAttentionArguments, *, out: Tensor | None, backend: str, cut: str
 ) -> Literal["triton", "cuda"]:
     """The version that runs.
 
@@ -40,19 +59,19 @@ def choose(
     check_backend(backend)
     if backend == "triton":
         return "triton"
-    q = arguments.q
+    q, tiles = arguments.q, tiles_of(arguments, cut)
     if backend == "auto":
-        rows, heads, dim = q.shape
-        requests, group = arguments.prefix_len.shape[0], heads // arguments.k_pool.shape[2]
-        if not plan.prefers_cuda(rows, requests, group, dim, q.dtype):
+        if not plan.prefers_cuda(tiles, q.shape[2], q.dtype):
             return "triton"
-        if supports(arguments, out=out) or unavailable(q.device, configuration_for(arguments)):
+        if supports(arguments, out=out) or unavailable(
+            q.device, configuration_for(arguments, tiles)
+        ):
             return "triton"
         return "cuda"
     refused = supports(arguments, out=out)
     if refused is not None:
         raise ValueError(f"backend 'cuda' does not take these arguments: {refused}")
-    refused = unavailable(q.device, configuration_for(arguments))
+    refused = unavailable(q.device, configuration_for(arguments, tiles))
     if refused is not None:
         raise RuntimeError(f"backend 'cuda' cannot run here: {refused}")
     return "cuda"

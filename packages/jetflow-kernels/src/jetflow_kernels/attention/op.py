@@ -17,7 +17,14 @@ from jetflow_kernels.arguments import (
     check_kernel_limits,
     check_layout,
 )
-from jetflow_kernels.attention.backend import Backend, check_backend, choose
+from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.backend import (
+    Backend,
+    check_backend,
+    check_cut,
+    choose,
+    tiles_of,
+)
 
 
 def tree_attention(
@@ -33,6 +40,7 @@ def tree_attention(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     backend: Backend = "auto",
+    cut: plan.Cut = "by_shapes",
 ) -> Tensor:
     """``tree_attention_reference`` on the GPU, with the same arguments.
 
@@ -42,9 +50,11 @@ def tree_attention(
     tree has more than ``64 * W`` rows. Check them once with ``tree_attention_reference``.
 
     The call can be captured in a CUDA graph and replayed with other prefixes, trees, pages and
-    sizes within the captured shapes. A row's bits depend on its own request and on the tiles and
-    clusters that the shapes and types choose (T, B, heads, D), not on the other requests; calls of
-    another T or B may cut it otherwise (``plan.tiles_for``; ``plan.cluster_bits`` for ``cuda``).
+    sizes within the captured shapes. A row's bits depend on its own request and on how the call is
+    cut, never on what the other requests hold. Cut ``by_shapes``, a call of another T or B may have
+    other tiles or clusters, and a row other bits within the tolerance of its type. Cut
+    ``by_request``, a request has the same bits alone and in every batch, with one backend, type,
+    head dim and number of heads.
 
     Args:
         q: [T, Hq, D] float16, bfloat16 or float32, D one of 64, 128 and 256; any strides.
@@ -59,6 +69,9 @@ def tree_attention(
         lse: [T, Hq] float32: receives the natural log-sum-exp of each row's scaled scores.
         backend: ``triton``, ``cuda`` (sm_90a, compiled by nvcc on first use) or ``auto``: the
             faster one that takes the call, which ``tree_attention_backend`` names.
+        cut: ``by_shapes``, the faster one, or ``by_request``: tiles for large trees and pieces by
+            length whatever the batch; small trees leave much of such a tile empty, and ``cuda``
+            needs a second kernel that puts pieces together.
 
     Returns:
         [T, Hq, D] in the type of ``q``, added up in float32 (float32 inputs are multiplied as
@@ -67,8 +80,8 @@ def tree_attention(
         the rows of its own tree, other branches included (0 * NaN), and nothing else.
 
     Raises:
-        ValueError: a shape, type, device or scale is wrong, or ``backend`` was named and does not
-            take the call; the message says why.
+        ValueError: a shape, type, device, scale or ``cut`` is wrong, or ``backend`` was named and
+            does not take the call; the message says why.
         RuntimeError: Triton is not installed, or cannot run on the device of ``q``; ``cuda`` was
             named and cannot be built or run here.
     """
@@ -81,10 +94,11 @@ def tree_attention(
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
     check_backend(backend)
+    check_cut(cut)
     result = q.new_empty(q.shape) if out is None else out
     torch.ops.jetflow_kernels.tree_attention_out(
         *(q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors),
-        *(scale, backend, result, lse),
+        *(scale, backend, cut, result, lse),
     )
     return result
 
@@ -100,6 +114,7 @@ def tree_attention_backend(
     *,
     out: Tensor | None = None,
     backend: Backend = "auto",
+    cut: plan.Cut = "by_shapes",
 ) -> Literal["triton", "cuda"]:
     """Which version ``tree_attention`` runs for these arguments; computes and builds nothing.
 
@@ -113,6 +128,7 @@ def tree_attention_backend(
         ancestors: as there.
         out: as there.
         backend: as there.
+        cut: as there.
 
     Raises:
         ValueError: an argument is wrong, or ``backend`` was named and does not take the call.
@@ -123,7 +139,8 @@ def tree_attention_backend(
     )
     check_layout(arguments, out=out, lse=None)
     check_kernel_limits(arguments)
-    return choose(arguments, out=out, backend=backend)
+    check_cut(cut)
+    return choose(arguments, out=out, backend=backend, cut=cut)
 
 
 # Defined by its schema: ``custom_op`` would import torch's compiler on the first call.
@@ -131,7 +148,7 @@ OPERATOR = "jetflow_kernels::tree_attention_out"
 torch.library.define(
     OPERATOR,
     "(Tensor q, Tensor k_pool, Tensor v_pool, Tensor page_table, Tensor cu_nodes, "
-    "Tensor prefix_len, Tensor ancestors, float scale, str backend, Tensor(a!) out, "
+    "Tensor prefix_len, Tensor ancestors, float scale, str backend, str cut, Tensor(a!) out, "
     "Tensor(b!)? lse) -> ()",
 )
 
@@ -147,6 +164,7 @@ def _tree_attention_out(
     ancestors: Tensor,
     scale: float,
     backend: str,
+    cut: str,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
@@ -163,12 +181,14 @@ def _tree_attention_out(
     arguments = TreeAttentionArguments(
         q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
     )
-    if choose(arguments, out=out, backend=backend) == "cuda":
+    tiles = tiles_of(arguments, cut)
+    if choose(arguments, out=out, backend=backend, cut=cut) == "cuda":
         from jetflow_kernels.attention.k2.launch import launch as launch_cuda
 
-        launch_cuda(arguments, out=out, lse=lse, scale=scale)
+        bits = plan.BY_LENGTH if cut == "by_request" else None
+        launch_cuda(arguments, out=out, lse=lse, scale=scale, tiles=tiles, cluster_bits=bits)
     else:
-        launch(arguments, out=out, lse=lse, scale=scale)
+        launch(arguments, out=out, lse=lse, scale=scale, tiles=tiles)
 
 
 @torch.library.register_fake(OPERATOR)
@@ -182,6 +202,7 @@ def _(
     ancestors: Tensor,
     scale: float,
     backend: str,
+    cut: str,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:

@@ -1,16 +1,23 @@
-"""How tree attention is cut into pieces: tiles from the shapes, chunks from one request alone.
+"""How tree attention is cut into pieces: by the shapes of the call, or by each request alone.
 
-A row's bits may depend on its own request only, never on what else is in the batch or on the
-machine. So the length of a chunk follows from the request's prefix and rows, and the numbers here
-are constants, not properties of a device.
+A row's bits never depend on what the other requests of its batch hold, nor on the machine: the
+numbers here are constants, not properties of a device. The length of a chunk follows from the
+request's prefix and rows. Tiles and clusters follow from the shapes of the whole batch, or, ``Cut``
+``by_request``, are the same for all batches.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
+
+Cut = Literal["by_shapes", "by_request"]
+"""What tiles and clusters are chosen by. ``by_shapes``: the rows and requests of the batch, the
+faster choice. ``by_request``: nothing of the batch, so that a request has the same bits in all."""
+CUTS: tuple[Cut, ...] = get_args(Cut)
 
 WORD_BITS = 64
 """Tree rows that one ancestor word names."""
@@ -78,26 +85,38 @@ def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype
         dim: head dim.
         dtype: of ``q``.
     """
-    small = rows * group <= 64 * requests
+    if dtype != torch.float32 and dim != 256 and rows * group <= 64 * requests:
+        # A page for each key leaves the registers for which the other way spills.
+        return Tiles(rows=64, columns=64, warps=4, stages=3, programs=2, by_page=False)
+    return tiles_of_all(dim, dtype)
+
+
+def tiles_of_all(dim: int, dtype: torch.dtype) -> Tiles:
+    """The tiles for every batch where cuts are ``by_request``: those that take large trees.
+
+    Args:
+        dim: head dim.
+        dtype: of ``q``.
+    """
     if dtype == torch.float32:
         warps = 4 if dim == 64 else 8
         return Tiles(rows=32, columns=32, warps=warps, stages=1, programs=2, by_page=False)
     if dim == 256:
         return Tiles(rows=64, columns=32, warps=8, stages=2, programs=1, by_page=True)
-    if small:
-        # A page for each key leaves the registers for which the other way spills.
-        return Tiles(rows=64, columns=64, warps=4, stages=3, programs=2, by_page=False)
     return Tiles(rows=128, columns=64, warps=8, stages=3, programs=1, by_page=True)
 
 
-def prefers_cuda(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype) -> bool:
-    """Whether the CUDA version is the faster one for a batch of these capacities.
+def prefers_cuda(tiles: Tiles, dim: int, dtype: torch.dtype) -> bool:
+    """Whether the CUDA version is the faster one for a batch that would be cut into these tiles.
 
-    A rule of shapes, since prefixes are known to the device only. Arguments as in ``tiles_for``.
+    A rule of shapes, since prefixes are known to the device only.
+
+    Args:
+        tiles: as chosen for the call.
+        dim: head dim.
+        dtype: of ``q``.
     """
-    if dtype == torch.float32 or dim == 256:
-        return False
-    return tiles_for(rows, requests, group, dim, dtype).rows in CUDA_TILE_ROWS
+    return dtype != torch.float32 and dim != 256 and tiles.rows in CUDA_TILE_ROWS
 
 
 def most_splits(rows: int, heads: int, pieces: Pieces = PIECES) -> int:

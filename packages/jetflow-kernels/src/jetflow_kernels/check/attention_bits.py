@@ -12,7 +12,13 @@ from torch import Tensor
 
 from jetflow_kernels.attention.backend import Backend
 from jetflow_kernels.attention.op import tree_attention
-from jetflow_kernels.check.attention_values import HALVES, compare, names, poison_memory
+from jetflow_kernels.check.attention_values import (
+    HALVES,
+    compare,
+    largest_error,
+    names,
+    poison_memory,
+)
 from jetflow_kernels.check.batches import Batch, Shape, make_batch
 from jetflow_kernels.check.tasks import Task
 
@@ -24,43 +30,76 @@ def expect_equal(what: str, got: Tensor, want: Tensor) -> None:
         raise RuntimeError(f"{what}: other bits in rows {rows[:20]}")
 
 
-def alone(arguments: dict[str, Any], batch: Batch, request: int) -> dict[str, Any]:
-    """One request of a batch by itself."""
-    rows = batch.rows_of(request)
+def some_of(batch: Batch, requests: Sequence[int]) -> dict[str, Any]:
+    """Some requests of a batch in a call of their own, in this order."""
+    arguments = batch.arguments
     device = arguments["q"].device
+    chosen = torch.tensor(requests, device=device)
+    starts = torch.tensor([0, *(batch.nodes[request] for request in requests)])
     return {
         **arguments,
-        "q": arguments["q"][rows],
-        "ancestors": arguments["ancestors"][rows],
-        "page_table": arguments["page_table"][request : request + 1],
-        "cu_nodes": torch.tensor([0, batch.nodes[request]], dtype=torch.int32, device=device),
-        "prefix_len": arguments["prefix_len"][request : request + 1],
+        **{
+            name: torch.cat([arguments[name][batch.rows_of(request)] for request in requests])
+            for name in ("q", "ancestors")
+        },
+        **{name: arguments[name][chosen] for name in ("page_table", "prefix_len")},
+        "cu_nodes": starts.cumsum(0).int().to(device),
     }
 
 
+def among_empty_ones(batch: Batch, request: int) -> dict[str, Any]:
+    """A call of the same shapes in which only one request takes part, its rows in front."""
+    arguments, rows = batch.arguments, batch.nodes[request]
+    starts = torch.zeros_like(arguments["cu_nodes"])
+    starts[request + 1 :] = rows
+    moved = {**arguments, "cu_nodes": starts}
+    for name in ("q", "ancestors"):
+        moved[name] = arguments[name].clone()
+        moved[name][:rows] = arguments[name][batch.rows_of(request)]
+    return moved
+
+
 def alone_or_together(
-    device: str, *, backend: Backend, shape: Shape, rows: int, prefixes: tuple[int, ...]
-) -> tuple[int, float]:
-    """Trees of one size: in the batch, alone, and in a batch whose others sit the pass out."""
-    batch = make_batch([rows] * len(prefixes), prefixes, shape, device, seed=rows)
-    arguments = batch.arguments
-    want = tree_attention(**arguments, backend=backend)
-    for request in range(len(prefixes)):
+    device: str, *, backend: Backend, shape: Shape, nodes: tuple[int, ...],
+    prefixes: tuple[int, ...],
+) -> tuple[int, float]:  # fmt: skip
+    """Cut by request: in the batch, alone, in a batch of two, and among empty ones."""
+    batch = make_batch(nodes, prefixes, shape, device, seed=sum(nodes))
+    call = partial(tree_attention, backend=backend, cut="by_request")
+    want = call(**batch.arguments)
+    for request, rows in enumerate(nodes):
         mine = want[batch.rows_of(request)]
         poison_memory(device)
-        got = tree_attention(**alone(arguments, batch, request), backend=backend)
+        got = call(**some_of(batch, [request]))
         expect_equal(f"request {request} alone", got, mine)
-        others = torch.zeros_like(arguments["cu_nodes"])
-        others[request + 1 :] = rows
-        moved = {**arguments, "cu_nodes": others}
-        for name in ("q", "ancestors"):
-            moved[name] = arguments[name].clone()
-            moved[name][:rows] = arguments[name][batch.rows_of(request)]
-        got = tree_attention(**moved, backend=backend)
+        before = (request + 1) % len(nodes)
+        got = call(**some_of(batch, [before, request]))[nodes[before] :]
+        expect_equal(f"request {request} behind request {before}", got, mine)
+        got = call(**among_empty_ones(batch, request))
         expect_equal(f"request {request} among empty ones", got[:rows], mine)
         if got[rows:].any():
             raise RuntimeError("rows behind the last tree are not 0")
-    return 2 * len(prefixes), compare(batch, backend, device)
+    return 3 * len(nodes), compare(batch, backend, device, cut="by_request")
+
+
+def equal_shapes(
+    device: str, *, backend: Backend, shape: Shape, rows: int, prefixes: tuple[int, ...]
+) -> tuple[int, float]:
+    """Cut by shapes: the same bits in calls of one T and B, the tolerance of the type alone."""
+    batch = make_batch([rows] * len(prefixes), prefixes, shape, device, seed=rows)
+    want = tree_attention(**batch.arguments, backend=backend)
+    answer = batch.answer()[0]
+    errors = [compare(batch, backend, device)]
+    for request in range(len(prefixes)):
+        mine = batch.rows_of(request)
+        poison_memory(device)
+        got = tree_attention(**among_empty_ones(batch, request), backend=backend)
+        expect_equal(f"request {request} among empty ones", got[:rows], want[mine])
+        if got[rows:].any():
+            raise RuntimeError("rows behind the last tree are not 0")
+        got = tree_attention(**some_of(batch, [request]), backend=backend)
+        errors.append(largest_error(got, answer[mine]))
+    return 2 * len(prefixes), max(errors)
 
 
 def pages_change_nothing(
@@ -150,8 +189,8 @@ def padding_and_later_rows(device: str, *, backend: Backend, shape: Shape) -> tu
     padded = make_batch([5], [40], replace(shape, padding=3), device)
     bare = {name: padded.arguments[name] for name in padded.arguments}
     bare["q"], bare["ancestors"] = bare["q"][:5], bare["ancestors"][:5]
-    want = tree_attention(**bare, backend=backend)
-    got = tree_attention(**padded.arguments, backend=backend)
+    want = tree_attention(**bare, backend=backend, cut="by_request")
+    got = tree_attention(**padded.arguments, backend=backend, cut="by_request")
     expect_equal("5 rows in room for 8", got[:5], want)
     batch = make_batch([13], [150], replace(shape, masks=("deep",)), device)
     want = tree_attention(**batch.arguments, backend=backend)
@@ -194,15 +233,22 @@ def tasks(backends: Sequence[Backend], *, small: bool) -> Iterator[Task]:
     for backend in backends:
         for dtype in HALVES[1:] if small else HALVES:
             shape = Shape(heads=(2, 1) if small else (32, 8), dim=64 if small else 128, dtype=dtype)
+            bare = replace(shape, page=64, padding=0)
+            prefixes = (130, 0, 17) if small else (0, 1, 17, 130, 64, 999, 2048, 5000)
             found: list[tuple[str, str, Any]] = [
                 (
-                    "alone = in a batch", f"{rows} rows",
-                    partial(
-                        alone_or_together, shape=replace(shape, page=64, padding=0), rows=rows,
-                        prefixes=(130, 0, 17) if small else (0, 1, 17, 130, 64, 999, 2048, 5000),
-                    ),
+                    "equal shapes = equal bits", f"{rows} rows",
+                    partial(equal_shapes, shape=bare, rows=rows, prefixes=prefixes),
                 )
                 for rows in ((3,) if small else (1, 16, 64, 200))
+            ]  # fmt: skip
+            mixed = (1, 3, 2) if small else (1, 16, 64, 200, 3, 256, 2, 129)
+            found += [
+                (
+                    "alone = in a batch", f"rows {nodes}",
+                    partial(alone_or_together, shape=bare, nodes=nodes, prefixes=prefixes),
+                )
+                for nodes in ((1,) * len(mixed), mixed)
             ]  # fmt: skip
             nodes = (3, 2) if small else (70, 3, 1, 255)
             before = (140, 17) if small else (140, 17, 700, 2100)

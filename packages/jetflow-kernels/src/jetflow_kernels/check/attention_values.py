@@ -58,7 +58,7 @@ def largest_error(got: Tensor, want: Tensor) -> float:
     return float(off.max())
 
 
-def compare(batch: Batch, backend: Backend, device: str) -> float:
+def compare(batch: Batch, backend: Backend, device: str, *, cut: plan.Cut = "by_shapes") -> float:
     """Holds one call against float64 and against torch's attention; returns the largest error.
 
     Raises:
@@ -71,7 +71,7 @@ def compare(batch: Batch, backend: Backend, device: str) -> float:
     out = torch.full_like(q, torch.nan)
     lse = torch.full(q.shape[:2], torch.nan, device=q.device)
     poison_memory(device)
-    tree_attention(**arguments, out=out, lse=lse, backend=backend)
+    tree_attention(**arguments, out=out, lse=lse, backend=backend, cut=cut)
     error = largest_error(out, want)
     # On the CPU the interpreter cuts bfloat16 off where a GPU rounds.
     if theirs is not None and device == "cuda":
