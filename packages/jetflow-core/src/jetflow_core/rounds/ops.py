@@ -1,0 +1,260 @@
+"""The steps of a round, as one small Protocol between this engine and whoever is fast at them.
+
+An implementer provides one object, a module will do, that has the functions of ``RoundOps`` under
+these names with these arguments; more optional arguments do no harm. An installed package offers it
+for CUDA devices by an entry point of the group ``jetflow.round_ops`` (see ``find``). What it must
+keep to:
+
+- The host never waits for the device, and no shape follows from a value: all calls of a round are
+  captured in one CUDA graph and replayed with other values in the same tensors.
+- Values may be out of contract for padding requests (no live rows). Nothing may then be written
+  outside of the results, and no result of another request may change.
+- A slot below 0 is never written; a row behind a path's end, -1, moves nothing.
+- A request's results depend on its own rows, never on its neighbours'.
+
+R is the number of requests, C the rows of a tree with padding, T the packed rows of a pass, D the
+depths, K the candidates of a depth, W = ceil(C / 64), S = D + 1. ``torch_ops`` is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class TopTokens(Protocol):
+    """The K greatest logits of N rows, best first."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """``[N, K]`` int32, the smaller token first among equal logits."""
+
+    @property
+    def log_probs(self) -> Tensor:
+        """``[N, K]`` floating, never above 0; all NaN where the row is no distribution."""
+
+
+class TreeBatch(Protocol):
+    """R trees of at most C rows, row 0 the root.
+
+    Rows from ``num_nodes`` on are padding: token 0, parent -1, depth 0, the position of the root.
+    """
+
+    @property
+    def tokens(self) -> Tensor:
+        """``[R, C]`` int32."""
+
+    @property
+    def parents(self) -> Tensor:
+        """``[R, C]`` int32: row of the parent, above the row itself; -1 at the root."""
+
+    @property
+    def depths(self) -> Tensor:
+        """``[R, C]`` int32."""
+
+    @property
+    def scores(self) -> Tensor:
+        """``[R, C]`` float64: cumulative log-probability, 0 at the root, -inf in padding."""
+
+    @property
+    def ancestors(self) -> Tensor:
+        """``[R, C, W]`` int64: bit ``i % 64`` of word ``i // 64`` says that row i is seen."""
+
+    @property
+    def positions(self) -> Tensor:
+        """``[R, C]`` int32: position of the root plus depth."""
+
+    @property
+    def num_nodes(self) -> Tensor:
+        """``[R]`` int32: rows that hold a node, 1 to C."""
+
+    @property
+    def valid(self) -> Tensor:
+        """``[R]`` bool: False where the input was out of contract and the tree is its root."""
+
+
+class AcceptedBatch(Protocol):
+    """The accepted paths of R trees."""
+
+    @property
+    def rows(self) -> Tensor:
+        """``[R, S]`` int32: the root's row 0, the accepted rows, then -1."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """``[R, S]`` int32: the accepted tokens, the correction, then -1."""
+
+    @property
+    def accepted(self) -> Tensor:
+        """``[R]`` int32: accepted rows, the root not counted, 0 to D."""
+
+    @property
+    def correction(self) -> Tensor:
+        """``[R]`` int32: the target's pick at the last row of the walk."""
+
+
+class RoundOps(Protocol):
+    """All steps of a round besides the products with weights."""
+
+    def depth_topk(self, logits: Tensor, count: int) -> TopTokens:
+        """The ``count`` greatest of each row of ``logits`` ``[N, V]``, with log-probabilities."""
+
+    def build_tree(
+        self,
+        tokens: Tensor,
+        log_probs: Tensor,
+        roots: Tensor,
+        budgets: Tensor,
+        root_positions: Tensor,
+        *,
+        capacity: int,
+    ) -> TreeBatch:
+        """The trees of the most probable nodes, exactly as ``jetflow_tree.BestFirst`` grows them.
+
+        Args:
+            tokens: ``[R, D, K]`` int32, the candidates of each depth.
+            log_probs: ``[R, D, P, K]`` floating, P = 1 or K; -inf: never a node.
+            roots: ``[R]`` int32.
+            budgets: ``[R]`` int32, rows of each tree; outside 1..C: the root alone.
+            root_positions: ``[R]`` int32, tokens before each root.
+            capacity: C, 1 to 256.
+        """
+
+    def pack_ancestors(self, parents: Tensor, num_nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Words ``[R, C, W]`` and validity ``[R]`` of trees given by ``parents`` ``[R, C]``."""
+
+    def tree_slots(
+        self,
+        page_table: Tensor,
+        prefix_len: Tensor,
+        num_nodes: Tensor,
+        *,
+        capacity: int,
+        page: int,
+    ) -> Tensor:
+        """Cache slots ``[R, C]`` int64 of the rows behind each prefix.
+
+        -1 from ``num_nodes`` (``[R]`` int32, 0 for a padding request) on and past the table's end.
+
+        Args:
+            page_table: ``[R, max_pages]`` int32.
+            prefix_len: ``[R]`` int32.
+            num_nodes: ``[R]`` int32.
+            capacity: C.
+            page: rows of a page.
+        """
+
+    def tree_attention(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        page_table: Tensor,
+        cu_nodes: Tensor,
+        prefix_len: Tensor,
+        ancestors: Tensor,
+        *,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attention ``[T, heads, dim]`` of packed rows over their prefix and their ancestors.
+
+        Args:
+            q: ``[T, heads, dim]``, the rows of all trees, request by request, then padding.
+            k_pool: ``[pages, page, kv_heads, dim]``; the rows' own keys are in it already.
+            v_pool: like ``k_pool``.
+            page_table: ``[R, max_pages]`` int32.
+            cu_nodes: ``[R + 1]`` int32, first packed row of each request, starting with 0.
+            prefix_len: ``[R]`` int32.
+            ancestors: ``[T, W]`` int64.
+            scale: factor of the scores; None: ``1 / sqrt(dim)``.
+        """
+
+    def norm_rope_kv_write(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        *,
+        q_weight: Tensor | None = None,
+        k_weight: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Norms and turns queries and keys, writes keys and values to their slots.
+
+        Args:
+            qkv: ``[T, (heads + 2 kv_heads) * dim]``; the last axis without gaps.
+            positions: ``[T]`` int32.
+            cos: ``[P, dim / 2]``, of the pairs (i, i + dim / 2); a position is a line of it.
+            sin: like ``cos``.
+            slots: ``[T]`` int64.
+            k_pool: ``[pages, page, kv_heads, dim]``, changed in place.
+            v_pool: like ``k_pool``.
+            q_weight: ``[dim]``, of the head norm of queries; None: no head norms.
+            k_weight: likewise of keys.
+            eps: what the norms add to the mean square.
+
+        Returns:
+            ``[T, heads, dim]``, the queries.
+        """
+
+    def pick_argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """First token of the greatest logit ``[N]`` int32 of ``[N, V]``, and rows with NaN."""
+
+    def pick_sampled(
+        self, logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A token of each row drawn from softmax(logits / temperature) with keyed noise.
+
+        The token of the greatest ``logit + temperature * gumbel(seed, position + 1)``, with the
+        noise of ``jetflow_core.noise``: tree and plain decoding draw the same.
+
+        Args:
+            logits: ``[N, V]``.
+            temperatures: ``[N]`` float32; 0 is greedy.
+            seeds: ``[N]`` int64, read as 64 unsigned bits.
+            positions: ``[N]`` int32, of the rows themselves.
+
+        Returns:
+            int32 ``[N]``, and bool ``[N]`` for rows with NaN.
+        """
+
+    def accept_walk(
+        self,
+        tokens: Tensor,
+        parents: Tensor,
+        num_nodes: Tensor,
+        picks: Tensor,
+        *,
+        max_depth: int,
+    ) -> AcceptedBatch:
+        """Walks every tree from its root along the target's ``picks`` ``[R, C]`` int32."""
+
+    def cache_pools(self, pools: Sequence[Tensor]) -> Any:
+        """What ``commit_path`` wants to know of the pools of all layers; made once, outside."""
+
+    def commit_path(
+        self,
+        cache: Any,
+        page_table: Tensor,
+        prefix_len: Tensor,
+        rows: Tensor,
+        features: Tensor,
+    ) -> Tensor:
+        """Moves the cache rows ``prefix + rows[i]`` to ``prefix + i`` in every pool.
+
+        Args:
+            cache: from ``cache_pools``.
+            page_table: ``[R, max_pages]`` int32.
+            prefix_len: ``[R]`` int32, left alone.
+            rows: ``[R, S]`` int32 as ``accept_walk`` gives them; a line of -1 moves nothing.
+            features: ``[R, C, F]``, F may be 0.
+
+        Returns:
+            ``[R, S, F]``: the features of the kept rows, 0 behind a path's end.
+        """
