@@ -24,8 +24,7 @@ from jetflow_train.ablation.study import Study, prepare
 from jetflow_train.ablation.table import table
 from jetflow_train.cli import build
 from jetflow_train.guard import DivergedError
-from jetflow_train.shards import Corpus, DataMismatchError, save_shard, write_manifest
-from jetflow_train.target import load_target
+from jetflow_train.shards import DataMismatchError
 
 PLAN = """
 seeds = [0, 1]
@@ -81,30 +80,8 @@ changes = { data = ["corpus"] }
 
 
 @pytest.fixture(scope="module")
-def home(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Callable[..., Any],
-    save_words: Callable[..., None],
-) -> Path:
-    folder = tmp_path_factory.mktemp("study")
-    tiny_model("llama", dtype=torch.float32, eos_token_id=127).save_pretrained(folder / "target")
-    save_words(folder / "target", 128)
-    target = load_target(folder / "target", torch.device("cpu"), torch.float32)
-    for seed, name in enumerate(("words", "corpus")):
-        rng = np.random.default_rng(seed)
-        corpus = Corpus.of(
-            [rng.integers(0, 127, 3) for _ in range(12)],
-            [rng.integers(0, 127, 8 + n) for n in range(12)],
-            np.zeros(12, np.float32),
-            np.zeros(12, np.bool_),
-        )
-        (folder / name).mkdir()
-        shards = [save_shard(folder / name, 0, corpus, 128)]
-        write_manifest(folder / name, {"target": target.fingerprint, "shards": shards})
-    for name, words in (("one", ("w1 w2", "w3", "w4 w5")), ("two", ("w6 w7", "w8"))):
-        text = "".join(json.dumps({"prompt": each}) + "\n" for each in words)
-        (folder / f"{name}.jsonl").write_text(text)
-    return folder
+def home(study_home: Path) -> Path:
+    return study_home
 
 
 def _study(home: Path, text: str = PLAN, **data: Path) -> Study:

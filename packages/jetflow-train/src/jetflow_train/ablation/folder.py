@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jetflow_train.ablation.locks import lock
 from jetflow_train.ablation.study import Study, data_marks
 from jetflow_train.files import check_folder, sha256_file, write_json
 from jetflow_train.shards import DataMismatchError
 
 FORMAT = "jetflow-study/1"
+
+STUDY = "study"
+"""Name of the lock of what the whole study shares; names of runs end with a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class StudyFolder:
         """Why a training came to nothing, where it did; without this file it is tried again."""
         return self.path / "failed" / f"{name}.json"
 
+    def lock(self, name: str) -> Path:
+        """What the process that works on a run, or on the study's own files, holds."""
+        return self.path / "locks" / f"{name}.lock"
+
     def finished(self, name: str) -> bool:
         """Whether a training is complete: the 8-bit head is the last thing it writes."""
         return (self.run(name) / "head-8bit").is_dir()
@@ -90,12 +98,15 @@ def claim(folder: StudyFolder, study: Study, fingerprint: Mapping[str, str]) -> 
     """Notes what the study is begun, or gone on, with.
 
     Raises:
-        DataMismatchError: it was begun with another target.
+        DataMismatchError: it was begun with another target, or with another study since
+            ``check_study``.
     """
-    stored = _stored(folder)
-    if stored is not None and stored["target"] != dict(fingerprint):
-        raise DataMismatchError(f"{folder.path} was begun with another target")
-    write_json(folder.study, {**identity(study), "format": FORMAT, "target": dict(fingerprint)})
+    with lock(folder.lock(STUDY)):
+        check_study(folder, study)
+        stored = _stored(folder)
+        if stored is not None and stored["target"] != dict(fingerprint):
+            raise DataMismatchError(f"{folder.path} was begun with another target")
+        write_json(folder.study, {**identity(study), "format": FORMAT, "target": dict(fingerprint)})
 
 
 def identity(study: Study) -> dict[str, Any]:

@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from jetflow_train.ablation.folder import StudyFolder, check_study, claim
+from jetflow_train.ablation.folder import STUDY, StudyFolder, check_study, claim
+from jetflow_train.ablation.locks import lock
 from jetflow_train.ablation.measure import measure, policies
 from jetflow_train.ablation.plan import BUILDERS
 from jetflow_train.ablation.plots import plot_study
-from jetflow_train.ablation.results import build_results, failure, measured, write_results
+from jetflow_train.ablation.results import build_results, failure, write_results
 from jetflow_train.ablation.stored_answers import AnsweredSet, answer_sets, held_out
 from jetflow_train.ablation.study import Run, Study, run_name
 from jetflow_train.ablation.table import table
+from jetflow_train.ablation.turns import take_turns
 from jetflow_train.evaluation.sets import HeldOut
 from jetflow_train.evaluation.walkers import Walkers
 from jetflow_train.files import write_json, write_text
@@ -42,6 +45,9 @@ def run_study(
 ) -> bool:
     """Goes on with a study; says whether everything that can run is measured.
 
+    Several processes may do so at the same time: each takes the runs that no other holds, and
+    the report is written of what all of them have left.
+
     Args:
         study: what to do.
         out: its folder.
@@ -54,6 +60,7 @@ def run_study(
 
     Raises:
         DataMismatchError: ``out`` holds another study, or something in it is damaged.
+        OutputError: something in ``out`` cannot be written or locked.
         ValueError: a run is refused; see ``run_train``.
     """
     folder = StudyFolder(out)
@@ -65,18 +72,17 @@ def run_study(
     claim(folder, study, target.fingerprint)
     with Walkers(workers) as walkers:
         work = _Work(folder, study, target, target_dir, sets, walkers, over, report)
-        for number, run in enumerate(study.runs(), start=1):
-            if not work.do(run, f"{number}/{len(study.runs())} {run.name}"):
-                break
-    texts = [each.figures() for each in work.told()]
-    results = build_results(folder, study, texts, str(target.device))
-    write_results(folder.results, results)
-    write_text(folder.table, table(results))
-    if plots and results["figures"]:
-        for picture in plot_study(results, folder.plots):
-            report(f"drew {picture}")
+        held = take_turns(folder, study, work.do)
+    with lock(folder.lock(STUDY)):
+        # Another process may have been given more data meanwhile, of which this one cannot tell.
+        check_study(folder, study)
+        results = work.write_report(plots)
+    held = [name for name in held if name in results["missing"]]
     for name in results["missing"]:
-        report(f"{name}: not finished")
+        if name not in held:
+            report(f"{name}: not finished")
+    if held:
+        report(f"held by other processes: {', '.join(held)}")
     return bool(results["complete"])
 
 
@@ -92,10 +98,10 @@ class _Work:
     report: Report
     answered: list[AnsweredSet] | None = None
 
-    def do(self, run: Run, shown: str) -> bool:
+    def do(self, run: Run) -> bool:
         """Trains and measures what is missing of ``run``; False: time is over, or a signal came."""
-        if failure(self.folder, run) is not None or measured(self.folder, run) is not None:
-            return True
+        runs = self.study.runs()
+        shown = f"{runs.index(run) + 1}/{len(runs)} {run.name}"
         if not self.folder.finished(run.name):
             if self.over() or not self._train(run, shown):
                 return False
@@ -103,9 +109,17 @@ class _Work:
                 return True
         return self._measure(run, shown)
 
-    def told(self) -> list[AnsweredSet]:
-        """The answers, as far as they are needed and there."""
-        return list(self._stored_answers(stop=lambda: True))
+    def write_report(self, plots: bool) -> dict[str, Any]:
+        """Writes what all processes have left so far, with pictures if wanted; it comes back."""
+        # The answers as far as they are needed and there.
+        texts = [each.figures() for each in self._stored_answers(stop=lambda: True)]
+        results = build_results(self.folder, self.study, texts, str(self.target.device))
+        write_results(self.folder.results, results)
+        write_text(self.folder.table, table(results))
+        if plots and results["figures"]:
+            for picture in plot_study(results, self.folder.plots):
+                self.report(f"drew {picture}")
+        return results
 
     def _train(self, run: Run, shown: str) -> bool:
         def say(line: str) -> None:

@@ -28,7 +28,7 @@ _OF_THE_STUDY = {
     "eval-prompts": "give them in [eval]",
     "eval-limit": "give the limit in [eval]",
     "eval-seconds": "heads are measured after their training",
-    "shard": "a study runs in one process",
+    "shard": "a run of a study has one process",
 }
 _HEAD_OPTIONS = {name.replace("_", "-") for name in HEAD_FIELDS} | {"init"}
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jetflow_core.offline import RowBackend
 
+from jetflow_train.ablation.locks import lock
 from jetflow_train.ablation.plan import EvalPlan
 from jetflow_train.answering import told_backend
 from jetflow_train.evaluation.answers import Answers, answer_prompts
@@ -22,7 +23,7 @@ from jetflow_train.prompts import named_sets
 from jetflow_train.shards import Corpus, DataMismatchError, load_shard, save_shard
 from jetflow_train.target import FrozenTarget
 
-INDEX, FORMAT = "answers.json", "jetflow-answers/1"
+INDEX, FORMAT, LOCK = "answers.json", "jetflow-answers/1", "answers.lock"
 
 Report = Callable[[str], None]
 
@@ -65,6 +66,8 @@ def answer_sets(
 ) -> Iterator[AnsweredSet]:
     """The answers to each set at each temperature; those in ``folder`` are read from there.
 
+    One process writes at a time; another waits for the set in hand and reads it then.
+
     Args:
         folder: of the answers.
         target: that answers.
@@ -84,12 +87,15 @@ def answer_sets(
             if key not in index["answers"]:
                 if stop():
                     return
-                backend = backend or told_backend(target, report)
-                index["answers"][key] = _write(
-                    folder, target, one, temperature, plan, index, backend
-                )
-                write_json(folder / INDEX, index)
-                report(f"{key}: answered by the target")
+                with lock(folder / LOCK):
+                    index = _index(folder, target)
+                    if key not in index["answers"]:
+                        backend = backend or told_backend(target, report)
+                        index["answers"][key] = _write(
+                            folder, target, one, temperature, plan, index, backend
+                        )
+                        write_json(folder / INDEX, index)
+                        report(f"{key}: answered by the target")
             entry = index["answers"][key]
             answers = _read(folder, entry, temperature, plan.max_new_tokens)
             if answers.sha256() != entry["answers_sha256"] or not _same_prompts(answers, one):
