@@ -1,15 +1,35 @@
 """Whole rounds on the device: static tensors, no host wait, one graph for each size."""
 
+from jetflow_core.rounds.budgets import Budgets, FixedBudget
+from jetflow_core.rounds.draft import CommittedRows, DraftInputs, NoDraft, RoundDrafter
 from jetflow_core.rounds.find import RoundBackend, round_ops_for
+from jetflow_core.rounds.head_round import HeadRound
+from jetflow_core.rounds.jobs import Step
 from jetflow_core.rounds.ops import AcceptedBatch, RoundOps, TopTokens, TreeBatch
+from jetflow_core.rounds.requests import Finished, NotOnDevice, RoundRequest
+from jetflow_core.rounds.runner import RoundRunner, RunnerSettings, row_bytes
 from jetflow_core.rounds.torch_ops import TorchRoundOps
 
 __all__ = [
     "AcceptedBatch",
+    "Budgets",
+    "CommittedRows",
+    "DraftInputs",
+    "Finished",
+    "FixedBudget",
+    "HeadRound",
+    "NoDraft",
+    "NotOnDevice",
     "RoundBackend",
+    "RoundDrafter",
     "RoundOps",
+    "RoundRequest",
+    "RoundRunner",
+    "RunnerSettings",
+    "Step",
     "TopTokens",
     "TorchRoundOps",
     "TreeBatch",
     "round_ops_for",
+    "row_bytes",
 ]

@@ -230,16 +230,15 @@ class TorchRoundOps:
         """See ``RoundOps``."""
         kept = rows >= 0
         steps = torch.arange(rows.shape[1], device=rows.device)
+        page = cache[0].shape[1]
+        source, goal = (
+            torch.where(kept, _slots(page_table, prefix_len[:, None] + at, page), _NONE).flatten()
+            for at in (rows, steps)
+        )
+        read = source.clamp(min=0)
         for pool in cache:
-            source, goal = (
-                torch.where(
-                    kept, _slots(page_table, prefix_len[:, None] + at, pool.shape[1]), _NONE
-                )
-                for at in (rows, steps)
-            )
-            read = source.flatten().clamp(min=0)
             # Indexing copies, so all rows are read before one is written.
-            write_rows(pool, goal.flatten(), pool[read // pool.shape[1], read % pool.shape[1]])
+            write_rows(pool, goal, pool[read // page, read % page])
         chosen = rows.clamp(min=0).long()[..., None].expand(-1, -1, features.shape[2])
         return features.gather(1, chosen).masked_fill(~kept[..., None], 0.0)
 

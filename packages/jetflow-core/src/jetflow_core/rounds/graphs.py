@@ -1,0 +1,86 @@
+"""One program for each size of a round: captured as a CUDA graph, or run as it is on a CPU.
+
+On a CUDA device sizes are rounded up to few, since each is captured once, which takes a moment and
+some memory. On a CPU nothing is captured, and a round has exactly the rows that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from jetflow_core.limits import MAX_BUDGET
+from jetflow_core.offline.programs import Programs
+from jetflow_core.rounds.round import RoundSize
+
+_FINE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+_COARSE_STEP = 128
+
+
+class RoundPrograms:
+    """Runs programs by size, and tells which there are.
+
+    Args:
+        device: where the programs' tensors are.
+        slots: requests held at once.
+        pages: columns of the page table.
+    """
+
+    def __init__(self, device: torch.device, *, slots: int, pages: int) -> None:
+        self._device, self._slots, self._pages = device, slots, pages
+        self._programs = Programs(device)
+        self._runs: dict[Hashable, int] = {}
+
+    @property
+    def mode(self) -> Literal["graphs", "eager"]:
+        """Whether programs are captured."""
+        return "graphs" if self._device.type == "cuda" else "eager"
+
+    @property
+    def runs(self) -> dict[Hashable, int]:
+        """Every program by its key, with how often it ran."""
+        return dict(self._runs)
+
+    def size(self, *, requests: int, rows: int, tree_rows: int, pages: int) -> RoundSize:
+        """The size of a round that holds so much.
+
+        Args:
+            requests: slots in use, the highest one plus 1.
+            rows: sum of the live budgets.
+            tree_rows: the largest of them.
+            pages: columns of the page table in use.
+        """
+        if self.mode == "eager":
+            return RoundSize(requests=requests, rows=rows, tree_rows=tree_rows, pages=pages)
+        requests = min(_power_of_two(requests), self._slots)
+        return RoundSize(
+            requests=requests,
+            # A batch of equal trees fills its pass; a row a request is the least there is.
+            rows=max(rows_bucket(rows), requests if tree_rows == 1 else 1),
+            tree_rows=min(_power_of_two(tree_rows), MAX_BUDGET),
+            pages=self._pages,
+        )
+
+    def chunk(self, *, rows: int, most: int, pages: int) -> tuple[int, int]:
+        """Rows and page columns of a prefill pass that holds ``rows`` of at most ``most``."""
+        return (rows, pages) if self.mode == "eager" else (most, self._pages)
+
+    def run(self, key: Hashable, program: Callable[[], None], changes: Sequence[Tensor]) -> None:
+        """Runs a program; see ``Programs.run``."""
+        self._runs[key] = self._runs.get(key, 0) + 1
+        self._programs.run(key, program, changes)
+
+
+def rows_bucket(rows: int) -> int:
+    """Rows of the pass that holds so many: few sizes, each little more than what is needed."""
+    for bucket in _FINE_ROWS:
+        if rows <= bucket:
+            return bucket
+    return -(-rows // _COARSE_STEP) * _COARSE_STEP
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,344 @@
+"""The host's loop around rounds: admits requests, keeps pages, and reads one round late."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jetflow_core.decode import ContextTooLong
+from jetflow_core.picker import NonFiniteLogitsError
+from jetflow_core.rounds.budgets import Budgets, FixedBudget
+from jetflow_core.rounds.draft import NoDraft, RoundDrafter
+from jetflow_core.rounds.find import RoundBackend, round_ops_for
+from jetflow_core.rounds.graphs import RoundPrograms
+from jetflow_core.rounds.jobs import Job, Step
+from jetflow_core.rounds.pool import PageTables, pages_in
+from jetflow_core.rounds.prefill import PrefillProgram
+from jetflow_core.rounds.requests import Finished, RoundRequest
+from jetflow_core.rounds.round import RoundProgram
+from jetflow_core.rounds.state import RECORD, RoundState
+from jetflow_core.rounds.transfer import Download, Upload
+from jetflow_core.stacks import DecoderStack, KVPools
+
+_COUNT, _ACCEPTED, _ROWS, _BROKEN, _VALID = range(len(RECORD))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerSettings:
+    """Sizes of a runner.
+
+    Raises:
+        ValueError: one is below 1.
+    """
+
+    memory: int
+    """Bytes for the pages of target and drafter together."""
+    slots: int = 8
+    """Requests held at once."""
+    page: int = 64
+    """Rows of a page."""
+    prefill_rows: int = 256
+    """Rows of a prompt that are read between two rounds."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "slots", "page", "prefill_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A round under way: who takes part, where, and the copy of its record."""
+
+    jobs: tuple[tuple[Job, int], ...]
+    ticket: int
+
+
+class RoundRunner:
+    """Requests decoded in rounds on the device.
+
+    Args:
+        stack: the target, tapped as the drafter wants it.
+        drafter: proposes; None: plain decoding.
+        settings: sizes.
+        budgets: rows of each tree; None: 64.
+        backend: the steps of a round; None: those installed for the device.
+
+    Raises:
+        ValueError: something does not fit, named.
+    """
+
+    def __init__(
+        self,
+        stack: DecoderStack,
+        drafter: RoundDrafter | None,
+        settings: RunnerSettings,
+        *,
+        budgets: Budgets | None = None,
+        backend: RoundBackend | None = None,
+    ) -> None:
+        self.backend = round_ops_for(stack.device) if backend is None else backend
+        self._stack = stack
+        self._drafter: RoundDrafter = NoDraft() if drafter is None else drafter
+        self._budgets: Budgets = FixedBudget(64) if budgets is None else budgets
+        self._scratch = max(self._budgets.most, self._drafter.scratch_rows)
+        self.pages = pages_in(
+            settings.memory, page=settings.page, row_bytes=row_bytes(stack, self._drafter)
+        )
+        self.tables = PageTables(
+            pages=self.pages,
+            page=settings.page,
+            slots=settings.slots,
+            longest=stack.context_length + self._scratch,
+        )
+        pools = KVPools.allocate(
+            stack.shape,
+            pages=self.pages,
+            page=settings.page,
+            dtype=stack.dtype,
+            device=stack.device,
+        )
+        self._drafter.allocate(pages=self.pages, page=settings.page, slots=settings.slots)
+        width = self.tables.table.shape[1]
+        self._state = RoundState.empty(
+            slots=settings.slots,
+            max_pages=width,
+            steps=self._drafter.depth + 1,
+            device=stack.device,
+        )
+        given = (stack, self._drafter, self.backend.ops, pools, self._state)
+        self._round = RoundProgram(*given)
+        self._prefill = PrefillProgram(*given, rows=settings.prefill_rows)
+        self.programs = RoundPrograms(stack.device, slots=settings.slots, pages=width)
+        self._tables_up = Upload(self._state.page_table)
+        self._budgets_up = Upload(self._state.budgets)
+        self._records = Download(self._state.record)
+        self._slots: list[Job | None] = [None] * settings.slots
+        self._waiting: deque[Job] = deque()
+        self._flight: _Flight | None = None
+        self._arrivals = 0
+
+    def generate(self, requests: Sequence[RoundRequest]) -> list[Finished]:
+        """All requests, finished, in their order; see ``run``."""
+        jobs = self._jobs(requests)
+        for _ in self._run(jobs):
+            pass
+        return [job.result for job in jobs]
+
+    def run(self, requests: Sequence[RoundRequest]) -> Iterator[Step]:
+        """Decodes requests together, each as if it were alone.
+
+        Args:
+            requests: in order of admission; one that asks for no token has no step.
+
+        Yields:
+            What each round gave each request, one round late.
+
+        Raises:
+            ContextTooLong: before any work, if a prompt fills the target's context.
+            ValueError: before any work, if the pages could not even hold one of them alone.
+            NonFiniteLogitsError: a request's walk came to a row with NaN.
+        """
+        return self._run(self._jobs(requests))
+
+    def _jobs(self, requests: Sequence[RoundRequest]) -> list[Job]:
+        context, jobs = self._stack.context_length, []
+        for index, request in enumerate(requests):
+            room = context - len(request.prompt)
+            if room < 1:
+                raise ContextTooLong(
+                    f"the prompt has {len(request.prompt)} tokens; the target's context of "
+                    f"{context} leaves room for prompts of at most {context - 1}"
+                )
+            result = Finished(request.prompt, request.params.seed or 0)
+            job = Job(index, request, result, min(request.params.max_new_tokens, room))
+            needed = self.tables.pages_for(job.most_rows + self._scratch)
+            if needed > self.pages:
+                raise ValueError(
+                    f"request {index} may need {needed} pages for {job.most_rows} rows and "
+                    f"{self._scratch} of scratch; there are {self.pages} in all"
+                )
+            jobs.append(job)
+        return jobs
+
+    def _run(self, jobs: Sequence[Job]) -> Iterator[Step]:
+        for job in jobs:
+            if job.limit == 0:
+                job.result.finish = "length"
+        self._waiting.extend(job for job in jobs if job.limit > 0)
+        try:
+            while self._waiting or self._flight or any(self._slots):
+                self._admit()
+                self._read_prompts()
+                yield from self._make_room()
+                before, self._flight = self._flight, self._launch()
+                if before is not None:
+                    yield from self._read(before)
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._flight = None
+        for job in self._held():
+            self._leave(job)
+
+    def _held(self) -> list[Job]:
+        """Jobs in slots, the longest there first."""
+        return sorted((job for job in self._slots if job), key=lambda job: job.arrival)
+
+    def _live(self) -> list[Job]:
+        return [job for job in self._held() if job.live and not job.surely_ending]
+
+    def _admit(self) -> None:
+        """Gives free slots to waiting requests as long as pages last."""
+        while self._waiting and None in self._slots:
+            job, slot = self._waiting[0], self._slots.index(None)
+            # A page for each of the others, or whoever comes would go again at once.
+            spare = len(self._held())
+            rows = job.committed + self._scratch
+            if self.tables.pages_for(rows) + spare > self.tables.num_free:
+                return
+            self.tables.reserve(slot, rows)
+            self._waiting.popleft()
+            self._slots[slot], job.slot, job.filled = job, slot, 0
+            self._arrivals += 1
+            job.arrival = self._arrivals
+            self._drafter.begin(slot, job.context, job.request.params)
+
+    def _read_prompts(self) -> None:
+        """One chunk of every prompt that is not in the cache yet."""
+        reading = [job for job in self._held() if not job.live]
+        if reading:
+            self._tables_up.push(self.tables.table)
+        for job in reading:
+            assert job.slot is not None
+            tokens = job.context[job.filled : job.committed][: self._prefill.rows]
+            if tokens:
+                self._prefill.load(job.slot, job.filled, tokens)
+                rows, pages = self.programs.chunk(
+                    rows=len(tokens),
+                    most=self._prefill.rows,
+                    pages=self.tables.pages_for(job.filled + len(tokens)),
+                )
+                self.programs.run(
+                    ("prompt", rows, pages),
+                    partial(self._prefill.run, rows, pages),
+                    self._drafter.changes,
+                )
+                job.filled += len(tokens)
+            if job.filled == job.committed:
+                self._start(job)
+
+    def _start(self, job: Job) -> None:
+        assert job.slot is not None
+        request = job.request
+        assert request.params.seed is not None
+        job.live = True
+        self._state.begin(
+            job.slot,
+            root=job.context[-1],
+            prefix_len=job.committed,
+            remaining=job.limit - len(job.result.tokens),
+            temperature=request.temperature,
+            seed=request.params.seed,
+            stops=request.stops,
+        )
+
+    def _make_room(self) -> Iterator[Step]:
+        """Pages for the next round of every live request; the last to come give up theirs."""
+        for job in self._live():
+            while job.slot is not None and not self._reserve(job):
+                if self._flight is not None:
+                    # What is under way may end requests, and the lengths become certain.
+                    flight, self._flight = self._flight, None
+                    yield from self._read(flight)
+                else:
+                    self._preempt(self._held()[-1])
+
+    def _reserve(self, job: Job) -> bool:
+        assert job.slot is not None
+        rows = job.committed + job.flights * (self._drafter.depth + 1)
+        rows = min(rows, job.most_rows) + self._scratch
+        self.tables.trim(job.slot, rows)
+        return self.tables.reserve(job.slot, rows)
+
+    def _preempt(self, job: Job) -> None:
+        self._leave(job)
+        job.result.preemptions += 1
+        self._waiting.appendleft(job)
+
+    def _leave(self, job: Job) -> None:
+        """Frees the job's slot and pages; rounds under way are done with them before others."""
+        assert job.slot is not None
+        self.tables.release(job.slot)
+        self._state.end(job.slot)
+        self._slots[job.slot], job.slot, job.live, job.flights = None, None, False, 0
+
+    def _launch(self) -> _Flight | None:
+        live = self._live()
+        if not live:
+            return None
+        budgets = np.ones(len(self._slots), dtype=np.int32)
+        shares = self._budgets.share([job.index for job in live])
+        slots = [job.slot for job in live if job.slot is not None]
+        budgets[slots] = shares
+        self._budgets_up.push(budgets)
+        self._tables_up.push(self.tables.table)
+        size = self.programs.size(
+            requests=max(slots) + 1,
+            rows=sum(shares),
+            tree_rows=max(shares),
+            pages=max(len(self.tables.held(slot)) for slot in slots),
+        )
+        sampled = any(job.request.temperature > 0 for job in live)
+        self.programs.run(
+            (size, sampled),
+            partial(self._round.run, size, sampled=sampled),
+            (*self._state.changes, *self._drafter.changes),
+        )
+        for job in live:
+            job.flights += 1
+        return _Flight(tuple(zip(live, slots, strict=True)), self._records.start())
+
+    def _read(self, flight: _Flight) -> Iterator[Step]:
+        records = self._records.read(flight.ticket)
+        for job, slot in flight.jobs:
+            # Who ended meanwhile has left its slot, and what came after the end is dropped.
+            if job.slot == slot and job.result.finish is None:
+                job.flights -= 1
+                yield self._taken(job, records[slot])
+
+    def _taken(self, job: Job, record: NDArray[np.int32]) -> Step:
+        count, tokens = int(record[_COUNT]), record[len(RECORD) :]
+        if record[_BROKEN]:
+            raise NonFiniteLogitsError(
+                f"request {job.index}: the target's logits after {len(job.context)} tokens, or in "
+                "the tree behind them, hold NaN"
+            )
+        if count < 1:
+            raise RuntimeError(f"a round gave request {job.index} no token")
+        job.result.drafts_refused += int(not record[_VALID])
+        taken, text = job.take(tokens[:count].tolist())
+        if job.result.finish is not None:
+            self._leave(job)
+        return Step(
+            request=job.index,
+            tokens=taken,
+            text=text,
+            finish=job.result.finish,
+            accepted=int(record[_ACCEPTED]),
+            rows=int(record[_ROWS]),
+        )
+
+
+def row_bytes(stack: DecoderStack, drafter: RoundDrafter) -> int:
+    """Bytes of one row in all pools of a target and its drafter."""
+    shape = stack.shape
+    row = shape.num_kv_heads * shape.head_dim * stack.dtype.itemsize
+    return 2 * shape.num_layers * row + drafter.row_bytes
