@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from jetflow_core.commands.registry import GROUP, build_app
-from jetflow_kernels import command, timing
+from jetflow_kernels import Backend, command, timing
 from jetflow_kernels.attention import bench as attention
 from jetflow_kernels.round import bench as steps
 
@@ -46,6 +46,26 @@ def test_bad_options_are_named(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=said):
         command.bench(**{option: value})
+
+
+def test_versions_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        Backend("reference", True, "anywhere"),
+        Backend("triton", True, "a card"),
+        Backend("cuda", False, "no compiler"),
+        Backend("flash", True, "a card"),
+    ]
+    monkeypatch.setattr("jetflow_kernels.availability.backends", lambda: tuple(found))
+    assert command.versions("all") == ["triton", "flash"]
+    assert command.versions("flash") == ["flash"]
+    assert command.versions("flash, triton") == ["triton", "flash"]
+    for wanted, said in (
+        ("cuda", "backend cuda cannot run here: no compiler"),
+        ("reference", "must be all or of triton, cuda, flash, got 'reference'"),
+        ("", "got ''"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            command.versions(wanted)
 
 
 def test_results_are_written_as_they_come(

@@ -7,6 +7,7 @@ from importlib import metadata
 
 import torch
 
+from jetflow_kernels.attention.flash import library, limits
 from jetflow_kernels.attention.k2.limits import unavailable
 
 _NO_TRITON = "triton is not installed"
@@ -17,7 +18,7 @@ class Backend:
     """One implementation of tree attention."""
 
     name: str
-    """reference, or a ``backend`` of ``tree_attention``: triton, cuda."""
+    """reference, or a ``backend`` of ``tree_attention``: triton, cuda, flash."""
     usable: bool
     """Whether it can be called on this machine."""
     detail: str
@@ -36,6 +37,7 @@ def backends() -> tuple[Backend, ...]:
         Backend("reference", True, f"plain torch {torch.__version__}, any device, float64 inside"),
         Backend("triton", cuda and triton is not None, f"{triton or _NO_TRITON}, {_device()}"),
         _cuda(triton),
+        _flash(),
     )
 
 
@@ -48,6 +50,16 @@ def _cuda(triton: str | None) -> Backend:
         # Its pieces are put together in Triton.
         refused = _NO_TRITON
     return Backend("cuda", refused is None, refused or f"CUDA C++ for sm_90a, {_device()}")
+
+
+def _flash() -> Backend:
+    refused = library.missing()
+    if refused is None and not torch.cuda.is_available():
+        refused = "no CUDA device"
+    elif refused is None:
+        refused = limits.unavailable(torch.device("cuda", torch.cuda.current_device()))
+    told = f"{library.DISTRIBUTION} {library.version()}, {_device()}"
+    return Backend("flash", refused is None, refused or told)
 
 
 def _triton() -> str | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jetflow_kernels.attention.backend import Backend
 
 
 def bench(
@@ -15,6 +18,7 @@ def bench(
     requests: str = "1",
     pages: str = "128",
     layers: int = 36,
+    backends: str = "all",
 ) -> int:
     """Time the kernels on this machine's GPU, beside other kernels that are installed.
 
@@ -28,12 +32,15 @@ def bench(
         requests: requests of a batch.
         pages: rows of a page.
         layers: pools that take turns, so that keys come from memory.
+        backends: versions of attention to time, between commas: triton, cuda, flash; all: those
+            that can run here.
 
     Returns:
         1 if one of our kernels was wrong, else 0.
 
     Raises:
-        ValueError: a number is out of range, or there is no CUDA device.
+        ValueError: a number is out of range, a version is unknown or cannot run here, or there is
+            no CUDA device.
     """
     import torch
 
@@ -52,7 +59,7 @@ def bench(
         raise ValueError(f"out {out} lies in no folder")
     if not torch.cuda.is_available():
         raise ValueError("the kernels are timed on a CUDA device; there is none here")
-    return _run(list(product(*sizes)), layers, out)
+    return _run(list(product(*sizes)), layers, out, versions(backends))
 
 
 def numbers(name: str, text: str, most: int) -> list[int]:
@@ -67,11 +74,35 @@ def numbers(name: str, text: str, most: int) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _run(grid: list[tuple[int, ...]], layers: int, out: Path | None) -> int:
+def versions(wanted: str) -> list[Backend]:
+    """The versions of attention that are timed.
+
+    Args:
+        wanted: names between commas, or ``all`` for those that can run here.
+
+    Raises:
+        ValueError: one is unknown, or cannot run here.
+    """
+    from jetflow_kernels.attention.bench import TIMED
+    from jetflow_kernels.availability import backends
+
+    found = {each.name: each for each in backends()}
+    usable = [name for name in TIMED if name in found and found[name].usable]
+    if wanted == "all":
+        return usable
+    names = [part.strip() for part in wanted.split(",")]
+    for name in names:
+        if name not in TIMED:
+            raise ValueError(f"backends must be all or of {', '.join(TIMED)}, got {name!r}")
+        if name not in usable:
+            raise ValueError(f"backend {name} cannot run here: {found[name].detail}")
+    return [name for name in TIMED if name in names]
+
+
+def _run(grid: list[tuple[int, ...]], layers: int, out: Path | None, ours: list[Backend]) -> int:
     from jetflow_kernels import timing
     from jetflow_kernels.attention import bench as attention
     from jetflow_kernels.attention import peers
-    from jetflow_kernels.availability import backends
     from jetflow_kernels.round import bench as steps
     from jetflow_kernels.round.contests import Sizes
 
@@ -89,16 +120,13 @@ def _run(grid: list[tuple[int, ...]], layers: int, out: Path | None) -> int:
         if out is not None:
             timing.write_json(out, report)
 
-    ours = [each.name for each in backends() if each.usable and each.name in attention.TIMED]
     for name, found in report["peers"].items():
         print(f"peer {name}: {found}")
     cases = [
         attention.Case(requests=batch, prefix=prefix, rows=count, page=page, layers=layers)
         for batch, prefix, count, page in grid
     ]
-    entrants = attention.choose(
-        [version for version in attention.TIMED if version in ours], list(peers.PEERS)
-    )
+    entrants = attention.choose(ours, list(peers.PEERS))
     attention.measure(cases, entrants, lambda r: told("attention", attention.line(r), r))
     steps.run(Sizes(), lambda r: told("steps", steps.line(r), r))
     wrong = [r for r in report["attention"] if "failed" in r and r["backend"] in ours]

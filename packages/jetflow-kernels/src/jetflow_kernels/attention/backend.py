@@ -8,10 +8,14 @@ from torch import Tensor
 
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.flash import limits as flash
 from jetflow_kernels.attention.k2.configurations import configuration_for
 from jetflow_kernels.attention.k2.limits import supports, unavailable
 
-Backend = Literal["auto", "triton", "cuda"]
+Version = Literal["triton", "cuda", "flash"]
+"""What can compute a call. ``flash`` is flash-attn 4, an extra."""
+Backend = Literal["auto", "triton", "cuda", "flash"]
+"""What can be asked for: a version, or the faster one of ``triton`` and ``cuda``."""
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
@@ -46,32 +50,36 @@ def tiles_of(arguments: TreeAttentionArguments, cut: str) -> plan.Tiles:
 
 def choose(
     arguments: TreeAttentionArguments, *, out: Tensor | None, backend: str, cut: str
-) -> Literal["triton", "cuda"]:
+) -> Version:
     """The version that runs.
 
     ``auto`` is ``cuda`` where ``plan.prefers_cuda`` says so, the kernel takes the tensors and the
-    machine can run it; ``triton`` everywhere else.
+    machine can run it; ``triton`` everywhere else; never ``flash``.
 
     Raises:
-        ValueError: ``cuda`` was asked for, and its kernel does not take these tensors.
-        RuntimeError: ``cuda`` was asked for, and this machine cannot run it.
+        ValueError: a version was asked for that does not take these tensors.
+        RuntimeError: a version was asked for that this machine cannot run.
     """
     check_backend(backend)
     if backend == "triton":
         return "triton"
+    if backend == "flash":
+        _require("flash", flash.supports(arguments, cut=cut), flash.unavailable(arguments.q.device))
+        return "flash"
     q, tiles = arguments.q, tiles_of(arguments, cut)
-    if backend == "auto":
-        if not plan.prefers_cuda(tiles, q.shape[2], q.dtype):
-            return "triton"
-        if supports(arguments, out=out) or unavailable(
-            q.device, configuration_for(arguments, tiles)
-        ):
-            return "triton"
-        return "cuda"
-    refused = supports(arguments, out=out)
-    if refused is not None:
-        raise ValueError(f"backend 'cuda' does not take these arguments: {refused}")
-    refused = unavailable(q.device, configuration_for(arguments, tiles))
-    if refused is not None:
-        raise RuntimeError(f"backend 'cuda' cannot run here: {refused}")
+    if backend == "auto" and not plan.prefers_cuda(tiles, q.shape[2], q.dtype):
+        return "triton"
+    unsupported = supports(arguments, out=out)
+    absent = None if unsupported else unavailable(q.device, configuration_for(arguments, tiles))
+    if backend == "auto" and (unsupported or absent):
+        return "triton"
+    _require("cuda", unsupported, absent)
     return "cuda"
+
+
+def _require(version: Version, unsupported: str | None, absent: str | None) -> None:
+    """Refuses a version that was asked for, with the reason."""
+    if unsupported is not None:
+        raise ValueError(f"backend {version!r} does not take these arguments: {unsupported}")
+    if absent is not None:
+        raise RuntimeError(f"backend {version!r} cannot run here: {absent}")

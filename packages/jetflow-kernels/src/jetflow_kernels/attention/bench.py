@@ -29,7 +29,7 @@ from jetflow_kernels.reference import tree_attention_reference
 TOLERANCE = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 BANDWIDTH, FLOPS = 4.26e12, 7.9e14
 """Of an H200, measured: bytes and bf16 operations a second."""
-TIMED: tuple[Backend, ...] = ("triton", "cuda")
+TIMED: tuple[Backend, ...] = ("triton", "cuda", "flash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

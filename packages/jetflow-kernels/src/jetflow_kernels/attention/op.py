@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from importlib import util
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from jetflow_kernels.arguments import (
 from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.backend import (
     Backend,
+    Version,
     check_backend,
     check_cut,
     choose,
@@ -67,8 +67,10 @@ def tree_attention(
         scale: factor of the scores; None: ``1 / sqrt(D)``.
         out: [T, Hq, D] in the type of ``q``: written and returned instead of a new tensor.
         lse: [T, Hq] float32: receives the natural log-sum-exp of each row's scaled scores.
-        backend: ``triton``, ``cuda`` (sm_90a, compiled by nvcc on first use) or ``auto``: the
-            faster one that takes the call, which ``tree_attention_backend`` names.
+        backend: ``triton``, ``cuda`` (sm_90a, compiled by nvcc on first use), ``flash``
+            (flash-attn 4, the extra of that name; ``attention/flash/limits.py`` says what it takes)
+            or ``auto``: the faster one of the first two that takes the call, which
+            ``tree_attention_backend`` names.
         cut: ``by_shapes``, the faster one, or ``by_request``: tiles for large trees and pieces by
             length whatever the batch; small trees leave much of such a tile empty, and ``cuda``
             needs a second kernel that puts pieces together.
@@ -77,13 +79,15 @@ def tree_attention(
         [T, Hq, D] in the type of ``q``, added up in float32 (float32 inputs are multiplied as
         such, not as TF32). Padding rows and rows that see nothing are 0 with a log-sum-exp of
         -inf. A slot that no row can see is never read; a row of a tree whose value is NaN reaches
-        the rows of its own tree, other branches included (0 * NaN), and nothing else.
+        the rows of its own tree, other branches included (0 * NaN), and nothing else. ``flash``
+        alone, with pages of 128 rows, reads the slots behind a request's last row in its page,
+        whose values must be finite.
 
     Raises:
         ValueError: a shape, type, device, scale or ``cut`` is wrong, or ``backend`` was named and
             does not take the call; the message says why.
-        RuntimeError: Triton is not installed, or cannot run on the device of ``q``; ``cuda`` was
-            named and cannot be built or run here.
+        RuntimeError: Triton is not installed, or cannot run on the device of ``q``; ``cuda`` or
+            ``flash`` was named and cannot be built, imported or run here.
     """
     arguments = TreeAttentionArguments(
         q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
@@ -115,7 +119,7 @@ def tree_attention_backend(
     out: Tensor | None = None,
     backend: Backend = "auto",
     cut: plan.Cut = "by_shapes",
-) -> Literal["triton", "cuda"]:
+) -> Version:
     """Which version ``tree_attention`` runs for these arguments; computes and builds nothing.
 
     Args:
@@ -132,7 +136,7 @@ def tree_attention_backend(
 
     Raises:
         ValueError: an argument is wrong, or ``backend`` was named and does not take the call.
-        RuntimeError: ``cuda`` was named and cannot run here.
+        RuntimeError: the version that was named cannot run here.
     """
     arguments = TreeAttentionArguments(
         q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
@@ -169,6 +173,15 @@ def _tree_attention_out(
     lse: Tensor | None,
 ) -> None:
     """``tree_attention`` on arguments that were checked."""
+    arguments = TreeAttentionArguments(
+        q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
+    )
+    if backend == "flash":
+        from jetflow_kernels.attention.flash.launch import launch as launch_flash
+
+        choose(arguments, out=out, backend=backend, cut=cut)
+        launch_flash(arguments, out=out, lse=lse, scale=scale)
+        return
     if util.find_spec("triton") is None:
         raise RuntimeError("tree_attention needs triton, which is not installed here")
     from jetflow_kernels.attention.launch import INTERPRETED, launch
@@ -178,9 +191,6 @@ def _tree_attention_out(
             f"tree_attention runs on CUDA devices, or on the CPU in Triton's interpreter; got "
             f"tensors on {q.device}; tree_attention_reference runs anywhere"
         )
-    arguments = TreeAttentionArguments(
-        q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors
-    )
     tiles = tiles_of(arguments, cut)
     if choose(arguments, out=out, backend=backend, cut=cut) == "cuda":
         from jetflow_kernels.attention.k2.launch import launch as launch_cuda

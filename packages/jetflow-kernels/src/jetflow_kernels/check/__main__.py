@@ -18,17 +18,23 @@ import torch
 
 from jetflow_kernels import timing
 from jetflow_kernels.attention.backend import Backend
-from jetflow_kernels.check import attention_bits, attention_graphs, attention_values, steps
+from jetflow_kernels.check import (
+    attention_bits,
+    attention_graphs,
+    attention_prefill,
+    attention_values,
+    steps,
+)
 from jetflow_kernels.check.tasks import Outcome, Task, run_all, summary
 
-CHECKED: tuple[Backend, ...] = ("triton", "cuda")
+CHECKED: tuple[Backend, ...] = ("triton", "cuda", "flash")
 
 
 def all_tasks(backends: Sequence[Backend], *, small: bool) -> list[Task]:
     """Every list for these versions of attention, slow and fast ones in turns."""
     lists = [
         list(part.tasks([backend], small=small))
-        for part in (attention_bits, attention_values, attention_graphs)
+        for part in (attention_bits, attention_values, attention_graphs, attention_prefill)
         for backend in backends
     ]
     lists.append(list(steps.tasks(small=small)))

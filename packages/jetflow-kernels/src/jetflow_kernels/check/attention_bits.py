@@ -13,13 +13,13 @@ from torch import Tensor
 from jetflow_kernels.attention.backend import Backend
 from jetflow_kernels.attention.op import tree_attention
 from jetflow_kernels.check.attention_values import (
-    HALVES,
     compare,
     largest_error,
     names,
     poison_memory,
 )
 from jetflow_kernels.check.batches import Batch, Shape, make_batch
+from jetflow_kernels.check.promises import HALVES, PROMISES
 from jetflow_kernels.check.tasks import Task
 
 
@@ -187,11 +187,13 @@ def branches_apart(
 def padding_and_later_rows(device: str, *, backend: Backend, shape: Shape) -> tuple[int, float]:
     """A tree of 5 in room for 8 is a tree of 5; rows that come later change none before them."""
     padded = make_batch([5], [40], replace(shape, padding=3), device)
-    bare = {name: padded.arguments[name] for name in padded.arguments}
-    bare["q"], bare["ancestors"] = bare["q"][:5], bare["ancestors"][:5]
-    want = tree_attention(**bare, backend=backend, cut="by_request")
-    got = tree_attention(**padded.arguments, backend=backend, cut="by_request")
-    expect_equal("5 rows in room for 8", got[:5], want)
+    error = compare(padded, backend, device)
+    if PROMISES[backend].by_request:
+        bare = {name: padded.arguments[name] for name in padded.arguments}
+        bare["q"], bare["ancestors"] = bare["q"][:5], bare["ancestors"][:5]
+        want = tree_attention(**bare, backend=backend, cut="by_request")
+        got = tree_attention(**padded.arguments, backend=backend, cut="by_request")
+        expect_equal("5 rows in room for 8", got[:5], want)
     batch = make_batch([13], [150], replace(shape, masks=("deep",)), device)
     want = tree_attention(**batch.arguments, backend=backend)
     for count in (9, 11):
@@ -200,7 +202,7 @@ def padding_and_later_rows(device: str, *, backend: Backend, shape: Shape) -> tu
         expect_equal(f"the first {count} of 13 rows", got[:count], want[:count])
         if got[count:].any():
             raise RuntimeError("rows past the last one are not 0")
-    return 3, 0.0
+    return 3, error
 
 
 def far_pages(
@@ -231,8 +233,12 @@ def far_pages(
 def tasks(backends: Sequence[Backend], *, small: bool) -> Iterator[Task]:
     """The lists; ``small`` for Triton's interpreter."""
     for backend in backends:
+        promises = PROMISES[backend]
         for dtype in HALVES[1:] if small else HALVES:
-            shape = Shape(heads=(2, 1) if small else (32, 8), dim=64 if small else 128, dtype=dtype)
+            shape = Shape(
+                heads=(2, 1) if small else (32, 8), dim=64 if small else 128, dtype=dtype,
+                finite_page=promises.finite_page,
+            )  # fmt: skip
             bare = replace(shape, page=64, padding=0)
             prefixes = (130, 0, 17) if small else (0, 1, 17, 130, 64, 999, 2048, 5000)
             found: list[tuple[str, str, Any]] = [
@@ -248,18 +254,22 @@ def tasks(backends: Sequence[Backend], *, small: bool) -> Iterator[Task]:
                     "alone = in a batch", f"rows {nodes}",
                     partial(alone_or_together, shape=bare, nodes=nodes, prefixes=prefixes),
                 )
-                for nodes in ((1,) * len(mixed), mixed)
+                for nodes in (((1,) * len(mixed), mixed) if promises.by_request else ())
             ]  # fmt: skip
             nodes = (3, 2) if small else (70, 3, 1, 255)
             before = (140, 17) if small else (140, 17, 700, 2100)
+            pages = (16, 48) if small else (16, 32, 64, 128, 256)
             found += [
                 (
-                    "page sizes, orders, runs", f"rows {nodes}",
+                    "page sizes, orders, runs", f"rows {nodes}, pages {alike}",
                     partial(
                         pages_change_nothing, shape=shape, nodes=nodes, prefixes=before,
-                        pages=(16, 48) if small else (16, 32, 64, 128, 256),
+                        pages=alike,
                     ),
-                ),
+                )
+                for alike in ([pages] if promises.any_page else [(page,) for page in pages])
+            ]  # fmt: skip
+            found += [
                 (
                     "branches apart", "NaN keys",
                     partial(

@@ -14,12 +14,11 @@ from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.backend import Backend
 from jetflow_kernels.attention.op import tree_attention
 from jetflow_kernels.check.batches import Batch, Shape, make_batch
+from jetflow_kernels.check.promises import HALVES, PROMISES
 from jetflow_kernels.check.tasks import Task
 
 ATOL = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-LSE_ATOL = 1e-5
 NODES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256)
-HALVES = (torch.bfloat16, torch.float16)
 # Twice the error of torch's own attention, and one step of the type for sums of another order.
 OVER_TORCH = 2.0
 
@@ -59,33 +58,46 @@ def largest_error(got: Tensor, want: Tensor) -> float:
 
 
 def compare(batch: Batch, backend: Backend, device: str, *, cut: plan.Cut = "by_shapes") -> float:
-    """Holds one call against float64 and against torch's attention; returns the largest error.
+    """Makes one call and holds it against ``check_result``; returns the largest error."""
+    q = batch.arguments["q"]
+    out = torch.full_like(q, torch.nan)
+    lse = torch.full(q.shape[:2], torch.nan, device=q.device)
+    poison_memory(device)
+    tree_attention(**batch.arguments, out=out, lse=lse, backend=backend, cut=cut)
+    return check_result(batch, out, lse, backend, device)
+
+
+def check_result(batch: Batch, out: Tensor, lse: Tensor, backend: Backend, device: str) -> float:
+    """Holds results against float64 and torch's attention; returns the largest error.
 
     Raises:
         RuntimeError: an error is past what is allowed, or padding is not 0.
     """
-    arguments = batch.arguments
-    q = arguments["q"]
     want, want_lse = batch.answer()
-    theirs = float((batch.by_torch().double() - want).abs().max()) if q.dtype in HALVES else None
-    out = torch.full_like(q, torch.nan)
-    lse = torch.full(q.shape[:2], torch.nan, device=q.device)
-    poison_memory(device)
-    tree_attention(**arguments, out=out, lse=lse, backend=backend, cut=cut)
     error = largest_error(out, want)
     # On the CPU the interpreter cuts bfloat16 off where a GPU rounds.
-    if theirs is not None and device == "cuda":
-        allowed = OVER_TORCH * theirs + torch.finfo(q.dtype).eps
+    if out.dtype in HALVES and device == "cuda":
+        theirs = float((batch.by_torch().double() - want).abs().max())
+        allowed = OVER_TORCH * theirs + torch.finfo(out.dtype).eps
         if not error <= allowed:
             raise RuntimeError(f"off by {error}, torch's own attention by {theirs}")
     used = batch.used
     if used:
-        off = float((lse[:used].double() - want_lse[:used]).abs().max())
-        if not off <= LSE_ATOL:
-            raise RuntimeError(f"log-sum-exp off by {off}, allowed {LSE_ATOL}")
+        check_lse(lse[:used], want_lse[:used], backend)
     if out[used:].any() or not torch.isneginf(lse[used:]).all():
         raise RuntimeError("padding rows are not 0 with a log-sum-exp of -inf")
     return error
+
+
+def check_lse(got: Tensor, want: Tensor, backend: Backend) -> None:
+    """Holds log-sum-exps against float64.
+
+    Raises:
+        RuntimeError: an error is past what the version promises.
+    """
+    off, allowed = float((got.double() - want).abs().max()), PROMISES[backend].lse_atol
+    if not off <= allowed:
+        raise RuntimeError(f"log-sum-exp off by {off}, allowed {allowed}")
 
 
 def batch_of_many(
@@ -161,10 +173,10 @@ def chains_are_causal(device: str, *, backend: Backend, shape: Shape) -> tuple[i
 
 def refusals(device: str, *, backend: Backend) -> tuple[int, float]:
     """What a version does not take is refused by name."""
-    held = 0
+    held, takes = 0, PROMISES[backend]
     shapes = [Shape(dim=80)]
-    if backend == "cuda":
-        shapes += [Shape(dtype=torch.float32), Shape(dim=256)]
+    shapes += [Shape(dtype=torch.float32)] if torch.float32 not in takes.types else []
+    shapes += [Shape(dim=256)] if 256 not in takes.dims else []
     for shape in shapes:
         batch = make_batch((3,), (5,), shape, device)
         try:
@@ -179,11 +191,14 @@ def refusals(device: str, *, backend: Backend) -> tuple[int, float]:
 def tasks(backends: Sequence[Backend], *, small: bool) -> Iterator[Task]:
     """The lists; ``small`` for Triton's interpreter."""
     for backend in backends:
-        types = list(HALVES) + ([torch.float32] if backend == "triton" else [])
-        dims = (64, 128, 256) if backend == "triton" else (64, 128)
-        yield from _pairs(backend, types, dims, small=small)
+        takes = PROMISES[backend]
+        types, dims = takes.types, takes.dims
+        yield from _pairs(backend, small=small)
         for dtype in types[1:] if small else types:
-            shape = Shape(heads=(2, 1) if small else (8, 2), dtype=dtype, dim=64 if small else 128)
+            shape = Shape(
+                heads=(2, 1) if small else (8, 2), dtype=dtype, dim=64 if small else 128,
+                finite_page=takes.finite_page,
+            )  # fmt: skip
             for name, run in (
                 ("one request alone", partial(
                     each_alone, shape=replace(shape, page=64 if small else 128),
@@ -213,10 +228,10 @@ def tasks(backends: Sequence[Backend], *, small: bool) -> Iterator[Task]:
         )  # fmt: skip
 
 
-def _pairs(
-    backend: Backend, types: list[torch.dtype], dims: tuple[int, ...], *, small: bool
-) -> Iterator[Task]:
+def _pairs(backend: Backend, *, small: bool) -> Iterator[Task]:
     """Batches of 32 that go through all pairs of rows and prefixes, each with other shapes."""
+    takes = PROMISES[backend]
+    types, dims = takes.types, takes.dims
     groups = (1, 3) if small else (1, 2, 3, 4, 8)
     pages = (16, 48) if small else (16, 32, 48, 64, 128, 256)
     requests = 3 if small else 32
@@ -224,7 +239,7 @@ def _pairs(
         shape = Shape(
             heads=(2 * group, 2), dim=dims[number % (1 if small else 2)], page=page,
             dtype=types[number % len(types)], packed=bool((number // len(pages) + number) % 2),
-            words=0 if small else 4,
+            words=0 if small else 4, finite_page=takes.finite_page,
         )  # fmt: skip
         if number % 7 == 6:
             shape = replace(shape, dim=dims[-1])

@@ -86,6 +86,8 @@ class Shape:
     masks: tuple[str, ...] = MASKS
     pages_seed: int = 0
     """Of the order of the pages, which changes nothing else."""
+    finite_page: int = 0
+    """Rows of the pages of requests whose unused slots hold 0 instead of NaN."""
 
 
 def make_batch(
@@ -153,6 +155,8 @@ def _pools(
         mine = order[first : first + count]
         first += count
         table[request, :count] = mine
+        if page == shape.finite_page:
+            k_pool[mine], v_pool[mine] = 0.0, 0.0
         places = torch.arange(length)
         where = mine[places // page].to(device), (places % page).to(device)
         k_pool[where], v_pool[where] = keys[request], values[request]

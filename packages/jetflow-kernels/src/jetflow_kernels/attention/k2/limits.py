@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from jetflow_kernels.arguments import TreeAttentionArguments
+from jetflow_kernels.attention.alignment import unaligned
 from jetflow_kernels.attention.k2 import build
 from jetflow_kernels.attention.k2.configurations import HEAD_DIMS, TYPES, Configuration
 
@@ -16,9 +17,6 @@ PAGE_STEP = 8
 """A page has a multiple of so many rows: those of one swizzle atom."""
 MOST_POSITIONS = 1 << 24
 """Of one request: up to there the kernel divides by the rows of a page without an error."""
-_BYTES = 16
-_LAST_STRIDE = 1 << 40
-"""Strides of a tensor map are below so many bytes."""
 
 
 def supports(arguments: TreeAttentionArguments, *, out: Tensor | None = None) -> str | None:
@@ -45,22 +43,7 @@ def supports(arguments: TreeAttentionArguments, *, out: Tensor | None = None) ->
     tensors = {"q": q, "k_pool": pool, "v_pool": arguments.v_pool}
     if out is not None:
         tensors["out"] = out
-    return next(filter(None, (_unaligned(name, tensor) for name, tensor in tensors.items())), None)
-
-
-def _unaligned(name: str, tensor: Tensor) -> str | None:
-    """Why 16 bytes at a time cannot be copied from or to a tensor."""
-    if tensor.stride(-1) != 1:
-        return f"{name} has a last stride of {tensor.stride(-1)}; it takes 1"
-    if tensor.data_ptr() % _BYTES:
-        return f"{name} begins at an address that {_BYTES} bytes do not divide"
-    for axis, (size, stride) in enumerate(
-        zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    ):
-        reach = stride * tensor.element_size()
-        if size > 1 and not (0 < reach < _LAST_STRIDE and reach % _BYTES == 0):
-            return f"{name} has a stride of {reach} bytes on axis {axis}; {_BYTES} must divide it"
-    return None
+    return next(filter(None, (unaligned(name, tensor) for name, tensor in tensors.items())), None)
 
 
 def unavailable(device: torch.device, variant: Configuration | None = None) -> str | None:
