@@ -34,12 +34,24 @@ def spread(times: Sequence[float], calls: int = 1) -> Spread:
     return Spread(median_us=statistics.median(each), p10_us=cuts[0], p90_us=cuts[-1])
 
 
-def capture(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
-    """The calls, one after the other, as one CUDA graph; they run once before.
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A captured graph with the calls in it, whose tensors must live as long as the graph.
 
-    Returns:
-        What replays it.
+    A graph holds addresses, not tensors: the next capture empties the allocator's cache, and a
+    replay would then write to memory that is no longer mapped.
     """
+
+    graph: torch.cuda.CUDAGraph
+    calls: tuple[Callable[[], object], ...]
+
+    def __call__(self) -> None:
+        """Runs all calls again."""
+        self.graph.replay()
+
+
+def capture(calls: Sequence[Callable[[], object]]) -> Replay:
+    """The calls, one after the other, as one CUDA graph; they run once before."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -47,7 +59,7 @@ def capture(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    return graph.replay
+    return Replay(graph, tuple(calls))
 
 
 def time_us(replays: Sequence[Callable[[], None]], count: int) -> list[list[float]]:
