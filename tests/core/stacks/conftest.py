@@ -79,16 +79,16 @@ class PagedRun:
             bits = 2 ** torch.arange(len(request.tokens))
             words += (request.visible * bits).sum(1).tolist()
         rows = PackedRows(
-            tokens=torch.tensor([*tokens, *[0] * padding]),
+            tokens=torch.tensor([*tokens, *[0] * padding], dtype=torch.int64),
             positions=torch.tensor([*positions, *[0] * padding], dtype=torch.int32),
-            slots=torch.tensor([*slots, *[-1] * padding]),
+            slots=torch.tensor([*slots, *[-1] * padding], dtype=torch.int64),
         )
         attend = TorchTreeAttention(
             pools=self.pools,
             page_table=self.page_table,
             cu_nodes=torch.tensor(starts, dtype=torch.int32),
             prefix_len=self.lengths,
-            ancestors=torch.tensor([*words, *[0] * padding])[:, None],
+            ancestors=torch.tensor([*words, *[0] * padding], dtype=torch.int64)[:, None],
         )
         features = torch.full(
             (rows.count, self.stack.feature_size), torch.nan, dtype=self.stack.dtype
@@ -100,7 +100,8 @@ class PagedRun:
         chains = [
             Request((), tuple(prefix), tuple(range(-1, len(prefix) - 1))) for prefix in prefixes
         ]
-        self.run(chains)
+        if any(prefixes):
+            self.run(chains)
         for index, prefix in enumerate(prefixes):
             self.lengths[index] += len(prefix)
 

@@ -40,7 +40,7 @@ def random_experts(count: int, chosen: int, inner: int = 8, normalised: bool = T
 
 
 @pytest.mark.parametrize("mix", FIXED)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(sizes=sizes, seed=st.integers(0, 10**6), crowded=st.booleans())
 def test_a_mix_of_fixed_shape_equals_the_loop(
     sizes: tuple[int, int, int], seed: int, crowded: bool, mix: Mix

@@ -191,6 +191,16 @@ def test_a_folder_without_weights_or_with_absurd_sizes_is_refused(tmp_path: Path
         load_stack(tmp_path / "nothing")
 
 
+def test_a_checkpoint_whose_output_matrix_is_not_finite_is_refused(
+    tmp_path: Path, tiny_model: Callable[..., Any]
+) -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    model.lm_head.weight[3, 5] = torch.nan
+    model.save_pretrained(tmp_path)
+    with pytest.raises(TargetLoadError, match="lm_head hold values that are not finite"):
+        load_stack(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -246,7 +256,11 @@ def test_taps_and_buffers_that_do_not_fit_are_refused() -> None:
     [
         ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions must be \[T\] like tokens"),
         ({"slots": torch.zeros(4, dtype=torch.int32)}, "slots must be torch.int64"),
-        ({"tokens": torch.zeros(2, 2, dtype=torch.int64)}, r"must be \[T\]"),
+        (
+            {"tokens": torch.zeros(2, 2, dtype=torch.int64)},
+            r"tokens must be \[T\] with T at least 1",
+        ),
+        ({"tokens": torch.zeros(0, dtype=torch.int64)}, r"with T at least 1, got \[0\]"),
         ({"positions": torch.zeros(4)}, "positions must be torch.int32 or torch.int64"),
     ],
 )

@@ -27,7 +27,7 @@ def pools() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     rows=st.integers(1, 9), skipped=st.integers(0, 9), norms=st.booleans(), seed=st.integers(0, 999)
 )
@@ -62,7 +62,7 @@ def test_the_kernel_takes_what_the_protocol_asks() -> None:
     assert all(taken[name].kind is parameter.kind for name, parameter in asked.items())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=1, max_size=3),
     padding=st.integers(0, 3), seed=st.integers(0, 999),

@@ -72,8 +72,8 @@ def mix_by_loop(x: Tensor, routes: Routes, weights: ExpertWeights, silu_mul: Sil
 def mix_gathered(x: Tensor, routes: Routes, weights: ExpertWeights, silu_mul: SiluMul) -> Tensor:
     """`Mix` with a copy of every chosen expert's weights: for a row or two."""
     chosen = routes.experts.flatten()
-    rows = x.repeat_interleave(weights.chosen, dim=0)[:, :, None]
-    inner = silu_mul(torch.bmm(weights.gate_up[chosen], rows)[:, :, 0])
+    rows = x[:, None].expand(-1, weights.chosen, -1).flatten(0, 1)
+    inner = silu_mul(torch.bmm(weights.gate_up[chosen], rows[:, :, None])[:, :, 0])
     made = torch.bmm(weights.down[chosen], inner[:, :, None])[:, :, 0]
     return _summed(made, routes)
 

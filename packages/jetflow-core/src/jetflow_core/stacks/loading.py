@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from jetflow_core.dtypes import default_dtype
-from jetflow_core.loading import check_sizes, load_config, load_model, one_line
+from jetflow_core.loading import TargetLoadError, check_sizes, load_config, load_model, one_line
 from jetflow_core.stacks.fusing import fused_weights
 from jetflow_core.stacks.ops import LayerOps
 from jetflow_core.stacks.random_weights import random_weights
@@ -54,7 +54,9 @@ def load_stack(
     _checked_context(context, shape)
     model = load_model(source, config, dtype=dtype)
     layers = _handed_over(model.base_model)
-    return _assembled(model, layers, device, dtype, taps=taps, context=context, ops=ops)
+    stack = _assembled(model, layers, device, dtype, taps=taps, context=context, ops=ops)
+    _check_finite(stack, source)
+    return stack
 
 
 def stack_of_model(
@@ -152,6 +154,16 @@ def _handed_over(base: Any) -> Iterator[Any]:
     for index in range(len(base.layers)):
         layer, base.layers[index] = base.layers[index], nn.Identity()
         yield layer
+
+
+def _check_finite(stack: DecoderStack, source: str | Path) -> None:
+    # Seen here, or the drafter that shares these matrices would be blamed for their values.
+    for name, weight in (("input embeddings", stack.embed_tokens), ("lm_head", stack.lm_head)):
+        if not bool(weight.isfinite().all()):
+            raise TargetLoadError(
+                f"cannot load a target from {str(source)!r}: its {name} hold values that are not "
+                "finite"
+            )
 
 
 def _end_tokens(model: Any) -> tuple[int, ...]:

@@ -30,17 +30,18 @@ class PackedRows:
     slots: Tensor
 
     def __post_init__(self) -> None:
-        rows = (self.tokens.shape[0],) if self.tokens.dim() else ()
+        rows = tuple(self.tokens.shape)
+        if len(rows) != 1 or not rows[0]:
+            raise ValueError(f"tokens must be [T] with T at least 1, got {list(rows)}")
         for name, dtypes in (
             ("tokens", (torch.int64,)),
             ("positions", (torch.int32, torch.int64)),
             ("slots", (torch.int64,)),
         ):
             tensor: Tensor = getattr(self, name)
-            if tuple(tensor.shape) != rows or not rows:
+            if tuple(tensor.shape) != rows:
                 raise ValueError(
-                    f"{name} must be [T] like tokens, got {list(tensor.shape)} beside "
-                    f"{list(self.tokens.shape)}"
+                    f"{name} must be [T] like tokens, got {list(tensor.shape)} beside {list(rows)}"
                 )
             if tensor.dtype not in dtypes:
                 raise ValueError(
