@@ -55,11 +55,9 @@ class RoundPrograms:
         """
         if self.mode == "eager":
             return RoundSize(requests=requests, rows=rows, tree_rows=tree_rows, pages=pages)
-        requests = min(_power_of_two(requests), self._slots)
         return RoundSize(
-            requests=requests,
-            # A batch of equal trees fills its pass; a row a request is the least there is.
-            rows=max(rows_bucket(rows), requests if tree_rows == 1 else 1),
+            requests=min(_power_of_two(requests), self._slots),
+            rows=rows_bucket(rows),
             tree_rows=min(_power_of_two(tree_rows), MAX_BUDGET),
             pages=self._pages,
         )

@@ -111,8 +111,8 @@ class HeadRound:
         slots = self._ops.tree_slots(
             rows.page_table, rows.starts, rows.counts, capacity=most, page=self._page
         ).flatten()
-        # Rows behind the count are written nowhere; their positions only have to exist.
-        positions = (rows.starts[:, None] + each).clamp(max=self._cos.shape[0] - 1).int().flatten()
+        behind = each >= rows.counts[:, None]
+        positions = (rows.starts[:, None] + each).masked_fill(behind, 0).int().flatten()
         flat = fused.flatten(0, 1)
         for weights, (keys, values) in zip(self._layers, self.pools, strict=True):
             self._ops.norm_rope_kv_write(

@@ -65,6 +65,16 @@ class Job:
         """Whether the rounds under way end it anyway: each gives at least one token."""
         return self.limit - len(self.result.tokens) <= self.flights
 
+    def in_slot(self) -> int:
+        """The slot of a job that has one.
+
+        Raises:
+            RuntimeError: it has none.
+        """
+        if self.slot is None:
+            raise RuntimeError(f"request {self.index} is in no slot")
+        return self.slot
+
     def take(self, tokens: list[int]) -> tuple[tuple[int, ...], str]:
         """Adds tokens of a round up to the request's end.
 

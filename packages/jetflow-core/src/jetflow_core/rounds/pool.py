@@ -46,6 +46,11 @@ class PageTables:
         self._free = list(range(pages))[::-1]
 
     @property
+    def num_pages(self) -> int:
+        """Pages in all."""
+        return self._pages
+
+    @property
     def num_free(self) -> int:
         """Pages that nobody holds."""
         return len(self._free)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from jetflow_core.decode import ContextTooLong
 from jetflow_core.picker import NonFiniteLogitsError
+from jetflow_core.rounds.batch import Batch
 from jetflow_core.rounds.budgets import Budgets, FixedBudget
 from jetflow_core.rounds.draft import NoDraft, RoundDrafter
 from jetflow_core.rounds.find import RoundBackend, round_ops_for
@@ -86,7 +86,7 @@ class RoundRunner:
         self._stack = stack
         self._drafter: RoundDrafter = NoDraft() if drafter is None else drafter
         self._budgets: Budgets = FixedBudget(64) if budgets is None else budgets
-        self._scratch = max(self._budgets.most, self._drafter.scratch_rows)
+        scratch = max(self._budgets.most, self._drafter.scratch_rows)
         self.pages = pages_in(
             settings.memory, page=settings.page, row_bytes=row_bytes(stack, self._drafter)
         )
@@ -94,7 +94,7 @@ class RoundRunner:
             pages=self.pages,
             page=settings.page,
             slots=settings.slots,
-            longest=stack.context_length + self._scratch,
+            longest=stack.context_length + scratch,
         )
         pools = KVPools.allocate(
             stack.shape,
@@ -118,15 +118,13 @@ class RoundRunner:
         self._tables_up = Upload(self._state.page_table)
         self._budgets_up = Upload(self._state.budgets)
         self._records = Download(self._state.record)
-        self._slots: list[Job | None] = [None] * settings.slots
-        self._waiting: deque[Job] = deque()
+        self._batch = Batch(self.tables, scratch=scratch, steps=self._drafter.depth + 1)
         self._flight: _Flight | None = None
-        self._arrivals = 0
 
     def generate(self, requests: Sequence[RoundRequest]) -> list[Finished]:
         """All requests, finished, in their order; see ``run``."""
         jobs = self._jobs(requests)
-        for _ in self._run(jobs):
+        for _ in self._loop(jobs):
             pass
         return [job.result for job in jobs]
 
@@ -143,8 +141,9 @@ class RoundRunner:
             ContextTooLong: before any work, if a prompt fills the target's context.
             ValueError: before any work, if the pages could not even hold one of them alone.
             NonFiniteLogitsError: a request's walk came to a row with NaN.
+            RuntimeError: another run is under way.
         """
-        return self._run(self._jobs(requests))
+        return self._loop(self._jobs(requests))
 
     def _jobs(self, requests: Sequence[RoundRequest]) -> list[Job]:
         context, jobs = self._stack.context_length, []
@@ -156,92 +155,65 @@ class RoundRunner:
                     f"{context} leaves room for prompts of at most {context - 1}"
                 )
             result = Finished(request.prompt, request.params.seed or 0)
-            job = Job(index, request, result, min(request.params.max_new_tokens, room))
-            needed = self.tables.pages_for(job.most_rows + self._scratch)
-            if needed > self.pages:
-                raise ValueError(
-                    f"request {index} may need {needed} pages for {job.most_rows} rows and "
-                    f"{self._scratch} of scratch; there are {self.pages} in all"
-                )
-            jobs.append(job)
+            limit = min(request.params.max_new_tokens, room)
+            jobs.append(Job(index, request, result, limit))
+        self._batch.check(jobs)
         return jobs
 
-    def _run(self, jobs: Sequence[Job]) -> Iterator[Step]:
+    def _loop(self, jobs: Sequence[Job]) -> Iterator[Step]:
+        if self._batch.busy or self._flight:
+            raise RuntimeError("another run is under way: let it end, or close it")
         for job in jobs:
             if job.limit == 0:
                 job.result.finish = "length"
-        self._waiting.extend(job for job in jobs if job.limit > 0)
+        self._batch.add(job for job in jobs if job.limit > 0)
         try:
-            while self._waiting or self._flight or any(self._slots):
-                self._admit()
+            while self._batch.busy or self._flight:
+                for job in self._batch.admit():
+                    self._drafter.begin(job.in_slot(), job.context, job.request.params)
                 self._read_prompts()
                 yield from self._make_room()
                 before, self._flight = self._flight, self._launch()
                 if before is not None:
                     yield from self._read(before)
         finally:
-            self._clear()
-
-    def _clear(self) -> None:
-        self._waiting.clear()
-        self._flight = None
-        for job in self._held():
-            self._leave(job)
-
-    def _held(self) -> list[Job]:
-        """Jobs in slots, the longest there first."""
-        return sorted((job for job in self._slots if job), key=lambda job: job.arrival)
-
-    def _live(self) -> list[Job]:
-        return [job for job in self._held() if job.live and not job.surely_ending]
-
-    def _admit(self) -> None:
-        """Gives free slots to waiting requests as long as pages last."""
-        while self._waiting and None in self._slots:
-            job, slot = self._waiting[0], self._slots.index(None)
-            # A page for each of the others, or whoever comes would go again at once.
-            spare = len(self._held())
-            rows = job.committed + self._scratch
-            if self.tables.pages_for(rows) + spare > self.tables.num_free:
-                return
-            self.tables.reserve(slot, rows)
-            self._waiting.popleft()
-            self._slots[slot], job.slot, job.filled = job, slot, 0
-            self._arrivals += 1
-            job.arrival = self._arrivals
-            self._drafter.begin(slot, job.context, job.request.params)
+            self._batch.clear()
+            self._flight = None
+            for job in self._batch.held():
+                self._leave(job)
 
     def _read_prompts(self) -> None:
         """One chunk of every prompt that is not in the cache yet."""
-        reading = [job for job in self._held() if not job.live]
+        reading = [job for job in self._batch.held() if not job.live]
         if reading:
             self._tables_up.push(self.tables.table)
         for job in reading:
-            assert job.slot is not None
             tokens = job.context[job.filled : job.committed][: self._prefill.rows]
             if tokens:
-                self._prefill.load(job.slot, job.filled, tokens)
-                rows, pages = self.programs.chunk(
-                    rows=len(tokens),
-                    most=self._prefill.rows,
-                    pages=self.tables.pages_for(job.filled + len(tokens)),
-                )
-                self.programs.run(
-                    ("prompt", rows, pages),
-                    partial(self._prefill.run, rows, pages),
-                    self._drafter.changes,
-                )
-                job.filled += len(tokens)
+                self._read_chunk(job, tokens)
             if job.filled == job.committed:
                 self._start(job)
 
+    def _read_chunk(self, job: Job, tokens: Sequence[int]) -> None:
+        self._prefill.load(job.in_slot(), job.filled, tokens)
+        rows, pages = self.programs.chunk(
+            rows=len(tokens),
+            most=self._prefill.rows,
+            pages=self.tables.pages_for(job.filled + len(tokens)),
+        )
+        self.programs.run(
+            ("prompt", rows, pages),
+            partial(self._prefill.run, rows, pages),
+            self._drafter.changes,
+        )
+        job.filled += len(tokens)
+
     def _start(self, job: Job) -> None:
-        assert job.slot is not None
         request = job.request
         assert request.params.seed is not None
         job.live = True
         self._state.begin(
-            job.slot,
+            job.in_slot(),
             root=job.context[-1],
             prefix_len=job.committed,
             remaining=job.limit - len(job.result.tokens),
@@ -252,44 +224,31 @@ class RoundRunner:
 
     def _make_room(self) -> Iterator[Step]:
         """Pages for the next round of every live request; the last to come give up theirs."""
-        for job in self._live():
-            while job.slot is not None and not self._reserve(job):
+        for job in self._batch.live():
+            while job.slot is not None and not self._batch.reserve(job):
                 if self._flight is not None:
-                    # What is under way may end requests, and the lengths become certain.
+                    # What is under way may end requests, and lengths become certain.
                     flight, self._flight = self._flight, None
                     yield from self._read(flight)
                 else:
-                    self._preempt(self._held()[-1])
-
-    def _reserve(self, job: Job) -> bool:
-        assert job.slot is not None
-        rows = job.committed + job.flights * (self._drafter.depth + 1)
-        rows = min(rows, job.most_rows) + self._scratch
-        self.tables.trim(job.slot, rows)
-        return self.tables.reserve(job.slot, rows)
-
-    def _preempt(self, job: Job) -> None:
-        self._leave(job)
-        job.result.preemptions += 1
-        self._waiting.appendleft(job)
+                    last = self._batch.held()[-1]
+                    self._leave(last)
+                    self._batch.wait_again(last)
 
     def _leave(self, job: Job) -> None:
-        """Frees the job's slot and pages; rounds under way are done with them before others."""
-        assert job.slot is not None
-        self.tables.release(job.slot)
-        self._state.end(job.slot)
-        self._slots[job.slot], job.slot, job.live, job.flights = None, None, False, 0
+        self._state.end(job.in_slot())
+        self._batch.leave(job)
 
     def _launch(self) -> _Flight | None:
-        live = self._live()
+        live = self._batch.live()
         if not live:
             return None
-        budgets = np.ones(len(self._slots), dtype=np.int32)
+        slots = [job.in_slot() for job in live]
         shares = self._budgets.share([job.index for job in live])
-        slots = [job.slot for job in live if job.slot is not None]
+        self._tables_up.push(self.tables.table)
+        budgets = np.ones(self.tables.table.shape[0], dtype=np.int32)
         budgets[slots] = shares
         self._budgets_up.push(budgets)
-        self._tables_up.push(self.tables.table)
         size = self.programs.size(
             requests=max(slots) + 1,
             rows=sum(shares),

@@ -16,13 +16,13 @@ class _Pinned:
     """Host memory of one copy, and whether the copy is done."""
 
     def __init__(self, like: Tensor) -> None:
-        self._cuda = like.device.type == "cuda"
-        self.host = torch.zeros(like.shape, dtype=like.dtype, pin_memory=self._cuda)
-        self._done = torch.cuda.Event() if self._cuda else None
+        self._device, cuda = like.device, like.device.type == "cuda"
+        self.host = torch.zeros(like.shape, dtype=like.dtype, pin_memory=cuda)
+        self._done = torch.cuda.Event() if cuda else None
 
     def mark(self) -> None:
         if self._done is not None:
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
         if self._done is not None:
@@ -43,9 +43,16 @@ class Upload:
         self._tensor = tensor
         self._buffers = [_Pinned(tensor) for _ in range(_COPIES)]
         self._turn = 0
+        self._newest: NDArray[Any] | None = None
 
     def push(self, values: NDArray[Any]) -> None:
-        """Starts the copy of ``values``, of the tensor's shape; they may change afterwards."""
+        """Starts the copy of ``values``, of the tensor's shape, unless they are there already.
+
+        They may change afterwards. Nobody else may write to the tensor.
+        """
+        if self._newest is not None and np.array_equal(values, self._newest):
+            return
+        self._newest = values.copy()
         buffer = self._buffers[self._turn % _COPIES]
         self._turn += 1
         buffer.wait()
