@@ -1,5 +1,6 @@
 """Decoder stacks of the fast engine: fused weights over packed rows and paged keys and values."""
 
+from jetflow_core.stacks.find import LayerBackend, layer_ops_for
 from jetflow_core.stacks.loading import load_stack, random_stack, stack_of_model
 from jetflow_core.stacks.named import NAMED_SHAPES, named_shape
 from jetflow_core.stacks.ops import Attend, LayerOps
@@ -21,6 +22,7 @@ __all__ = [
     "ExpertWeights",
     "Frequencies",
     "KVPools",
+    "LayerBackend",
     "LayerOps",
     "LayerWeights",
     "PackedRows",
@@ -31,6 +33,7 @@ __all__ = [
     "TorchOps",
     "TorchTreeAttention",
     "bytes_per_pass",
+    "layer_ops_for",
     "load_stack",
     "named_shape",
     "random_stack",
