@@ -176,11 +176,15 @@ def _numbered(
 
 
 class _Pace:
-    """Progress in lines: new tokens, their rate, and the time left."""
+    """Progress in lines: new tokens, their rate so far and since the last line, the time left.
+
+    The first shard waits for kernels to be compiled; the rate since the last line does not.
+    """
 
     def __init__(self, questions: int, report: Callable[[str], None]) -> None:
         self._start, self._report = time.monotonic(), report
         self._questions, self._answered, self._tokens = questions, 0, 0
+        self._told = (0.0, 0)
 
     @property
     def seconds(self) -> float:
@@ -193,10 +197,13 @@ class _Pace:
     def tell(self, shard: int) -> None:
         seconds = self.seconds
         left = clock(time_left(seconds, self._answered / self._questions))
+        before, known = self._told
+        newest = (self._tokens - known) / max(seconds - before, 1e-9)
+        self._told = (seconds, self._tokens)
         self._report(
             f"shard {shard} written, {self._answered:,} of {self._questions:,} answers, "
             f"{self._tokens:,} new tokens, {self._tokens / seconds:,.0f} tokens/s, "
-            f"{left} left"
+            f"{newest:,.0f} in this shard, {left} left"
         )
 
 
