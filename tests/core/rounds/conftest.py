@@ -56,6 +56,9 @@ class ScriptedDraft:
         self._known[slot].fill_(0)
         self._known[slot, : len(text)] = torch.tensor(text, dtype=torch.int32)
 
+    def move(self, source: int, goal: int) -> None:
+        self._known[goal].copy_(self._known[source])
+
     def absorb(self, rows: CommittedRows) -> None:
         raise AssertionError("nobody asked for features")
 
@@ -113,10 +116,7 @@ def head_round(tiny_stack: DecoderStack) -> Callable[..., HeadRound]:
     """Makes a round's drafter of a ``LoadedHead`` for the tiny stack."""
 
     def make(loaded: Any, stack: DecoderStack = tiny_stack, **options: Any) -> HeadRound:
-        return HeadRound(
-            loaded.head, stack.embed_tokens, stack.lm_head, ops=TorchRoundOps(),
-            layer_ops=stack.ops, context=stack.context_length, **options,
-        )  # fmt: skip
+        return HeadRound.fitted(loaded, stack, TorchRoundOps(), **options)
 
     return make
 

@@ -128,7 +128,7 @@ def test_nan_in_the_targets_logits_names_the_request(
 
 def test_few_sizes_are_captured_on_a_gpu() -> None:
     """Sizes hold what they are asked for; nothing here needs the device."""
-    programs = RoundPrograms(torch.device("cuda"), slots=12, pages=9)
+    programs = RoundPrograms(torch.device("cuda"), captured=True, slots=12, pages=9)
     assert programs.mode == "graphs"
     sizes = set()
     for requests in range(1, 13):

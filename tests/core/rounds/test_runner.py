@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from jetflow_core.engine import Engine, Generation, TreeOptions
-from jetflow_core.rounds import Finished, RoundRunner
+from jetflow_core.rounds import Finished, RoundRequest, RoundRunner
 from jetflow_core.sampling import SamplingParams
 
 VOCAB, DEPTH, COUNT = 128, 5, 20
@@ -140,17 +140,19 @@ def test_a_long_prompt_is_read_in_chunks_while_others_decode(
     made = runner(
         scripted([(*each.prompt, *each.tokens) for each in wanted], "wrong"), prefill_rows=8
     )
-    found = answer(made, prompts, params)
-    assert [tuple(each.tokens) for each in found] == [each.tokens for each in wanted]
+    steps = list(made.run([
+        RoundRequest.of(prompt, params, eos_ids=(), vocab_size=VOCAB) for prompt in prompts
+    ]))  # fmt: skip
+    for index, each in enumerate(wanted):
+        own = [token for step in steps if step.request == index for token in step.tokens]
+        assert tuple(own) == each.tokens
     runs = made.programs.runs
     chunks = [key[1] for key, times in runs.items() for _ in range(times) if key[0] == "prompt"]
     assert sorted(chunks) == [1, 8, 8, 8, 8, 8]
-    alone = [times for (size, _), times in _rounds(made).items() if size.requests == 1]
-    assert sum(alone) == 4, "the short one decodes alone until the long prompt is in"
-
-
-def _rounds(made: RoundRunner) -> dict[Any, int]:
-    return {key: times for key, times in made.programs.runs.items() if key[0] != "prompt"}
+    who = [step.request for step in steps]
+    assert who.index(1) == 5, "the short one decodes alone until the long prompt is in"
+    alone = [times for key, times in runs.items() if getattr(key[0], "requests", 0) == 1]
+    assert sum(alone) > 4, "and the long one alone, in the first slot, after the short one's end"
 
 
 @pytest.mark.parametrize("kind", ["first", pytest.param("wrong", marks=SLOW)])

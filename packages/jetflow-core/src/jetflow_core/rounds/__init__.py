@@ -7,6 +7,7 @@ from jetflow_core.rounds.head_round import HeadRound
 from jetflow_core.rounds.jobs import Step
 from jetflow_core.rounds.ops import AcceptedBatch, RoundOps, TopTokens, TreeBatch
 from jetflow_core.rounds.requests import Finished, NotOnDevice, RoundRequest
+from jetflow_core.rounds.round import ImposedPicks
 from jetflow_core.rounds.runner import RoundRunner, RunnerSettings, row_bytes
 from jetflow_core.rounds.torch_ops import TorchRoundOps
 
@@ -18,6 +19,7 @@ __all__ = [
     "Finished",
     "FixedBudget",
     "HeadRound",
+    "ImposedPicks",
     "NoDraft",
     "NotOnDevice",
     "RoundBackend",

@@ -84,6 +84,24 @@ class Batch:
         self.tables.trim(slot, rows)
         return self.tables.reserve(slot, rows)
 
+    def closer(self) -> tuple[int, int] | None:
+        """Moves the job in the highest slot to the lowest free one, if that is lower.
+
+        A round computes something for every slot up to the highest one in use.
+
+        Returns:
+            Both slots; None if nobody has to move.
+        """
+        used = [slot for slot, job in enumerate(self._slots) if job]
+        if not used or None not in self._slots[: used[-1]]:
+            return None
+        source, goal = used[-1], self._slots.index(None)
+        job = self._slots[source]
+        assert job is not None
+        self.tables.move(source, goal)
+        self._slots[source], self._slots[goal], job.slot = None, job, goal
+        return source, goal
+
     def leave(self, job: Job) -> None:
         """The job gives up its slot and pages.
 

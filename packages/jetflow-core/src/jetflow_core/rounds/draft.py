@@ -75,6 +75,9 @@ class RoundDrafter(Protocol):
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
         """A request takes the slot, with these tokens so far; by the host, between rounds."""
 
+    def move(self, source: int, goal: int) -> None:
+        """The request in one slot goes to another, idle one; by the host, between rounds."""
+
     def absorb(self, rows: CommittedRows) -> None:
         """Takes in committed rows, in the order of their positions."""
 
@@ -101,6 +104,9 @@ class NoDraft:
         """Nothing."""
 
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Nothing."""
+
+    def move(self, source: int, goal: int) -> None:
         """Nothing."""
 
     def absorb(self, rows: CommittedRows) -> None:

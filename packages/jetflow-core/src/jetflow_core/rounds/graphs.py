@@ -1,7 +1,7 @@
 """One program for each size of a round: captured as a CUDA graph, or run as it is on a CPU.
 
-On a CUDA device sizes are rounded up to few, since each is captured once, which takes a moment and
-some memory. On a CPU nothing is captured, and a round has exactly the rows that it needs.
+Sizes that are captured are rounded up to few, since each capture takes a moment and some memory.
+Where nothing is captured a round has exactly the rows that it needs.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ class RoundPrograms:
 
     Args:
         device: where the programs' tensors are.
+        captured: whether programs become graphs; needs a CUDA device.
         slots: requests held at once.
         pages: columns of the page table.
     """
 
-    def __init__(self, device: torch.device, *, slots: int, pages: int) -> None:
-        self._device, self._slots, self._pages = device, slots, pages
+    def __init__(self, device: torch.device, *, captured: bool, slots: int, pages: int) -> None:
+        self._captured, self._slots, self._pages = captured, slots, pages
         self._programs = Programs(device)
         self._runs: dict[Hashable, int] = {}
 
     @property
     def mode(self) -> Literal["graphs", "eager"]:
         """Whether programs are captured."""
-        return "graphs" if self._device.type == "cuda" else "eager"
+        return "graphs" if self._captured else "eager"
 
     @property
     def runs(self) -> dict[Hashable, int]:
@@ -53,7 +54,7 @@ class RoundPrograms:
             tree_rows: the largest of them.
             pages: columns of the page table in use.
         """
-        if self.mode == "eager":
+        if not self._captured:
             return RoundSize(requests=requests, rows=rows, tree_rows=tree_rows, pages=pages)
         return RoundSize(
             requests=min(_power_of_two(requests), self._slots),
@@ -64,12 +65,21 @@ class RoundPrograms:
 
     def chunk(self, *, rows: int, most: int, pages: int) -> tuple[int, int]:
         """Rows and page columns of a prefill pass that holds ``rows`` of at most ``most``."""
-        return (rows, pages) if self.mode == "eager" else (most, self._pages)
+        return (most, self._pages) if self._captured else (rows, pages)
 
     def run(self, key: Hashable, program: Callable[[], None], changes: Sequence[Tensor]) -> None:
-        """Runs a program; see ``Programs.run``."""
+        """Runs a program.
+
+        Args:
+            key: the same one always names the same program.
+            program: reads and writes tensors that stay where they are.
+            changes: tensors after whose change it would do something else.
+        """
         self._runs[key] = self._runs.get(key, 0) + 1
-        self._programs.run(key, program, changes)
+        if self._captured:
+            self._programs.run(key, program, changes)
+        else:
+            program()
 
 
 def rows_bucket(rows: int) -> int:

@@ -9,10 +9,13 @@ the target's trees do: what a slot sees of its block are its ancestor words.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from jetflow_core.fit import HeadMismatch, check_sizes
+from jetflow_core.head.checkpoint import LoadedHead
 from jetflow_core.head.layers import rotary
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.scores import score_temperature
@@ -21,8 +24,10 @@ from jetflow_core.rounds.head_table import round_candidates, tempered
 from jetflow_core.rounds.head_weights import fuse_head
 from jetflow_core.rounds.ops import RoundOps
 from jetflow_core.sampling import SamplingParams
-from jetflow_core.stacks import LayerOps
+from jetflow_core.stacks import DecoderStack, LayerOps
 
+MOST_DEPTHS = 63
+"""Depths of a tree: what the steps of a round can walk and commit."""
 MOST_SLOTS = 256
 """Slots of a block: what ancestor words can name."""
 
@@ -41,6 +46,8 @@ class HeadRound:
 
     Raises:
         ValueError: ``depth`` is out of range, or the block has too many slots.
+
+    ``HeadRound.fitted`` makes one and checks that head and target belong together.
     """
 
     reads_features = True
@@ -57,11 +64,10 @@ class HeadRound:
         depth: int | None = None,
     ) -> None:
         config = head.config
-        self.depth = config.max_depth if depth is None else depth
-        if not 1 <= self.depth <= config.max_depth:
-            raise ValueError(
-                f"depth {depth} is out of range: this head drafts 1..{config.max_depth}"
-            )
+        deepest = min(config.max_depth, MOST_DEPTHS)
+        self.depth = deepest if depth is None else depth
+        if not 1 <= self.depth <= deepest:
+            raise ValueError(f"depth {depth} is out of range: this head drafts 1..{deepest}")
         self.scratch_rows = head.num_slots(self.depth)
         if self.scratch_rows > MOST_SLOTS:
             raise ValueError(
@@ -76,6 +82,45 @@ class HeadRound:
         half = config.head_dim // 2
         self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
         self._words = self._block_words()
+
+    @classmethod
+    def fitted(
+        cls, loaded: LoadedHead, stack: DecoderStack, ops: RoundOps, *, depth: int | None = None
+    ) -> Self:
+        """A drafter for a stack.
+
+        Args:
+            loaded: the head.
+            stack: the target, tapped where the head wants it.
+            ops: the steps of a round.
+            depth: as in the class.
+
+        Raises:
+            HeadMismatch: the head was made for another target, or is of another type or device;
+                with both values.
+            ValueError: as in the class.
+        """
+        check_sizes(
+            loaded.config,
+            loaded.path,
+            hidden_size=stack.hidden_size,
+            vocab_size=stack.vocab_size,
+            num_layers=stack.shape.num_layers,
+        )
+        weight = next(loaded.head.parameters())
+        for what, wanted, found in (
+            ("taps", loaded.config.target_layer_ids, stack.taps),
+            ("type", weight.dtype, stack.dtype),
+            ("device", weight.device, stack.device),
+        ):
+            if wanted != found:
+                raise HeadMismatch(
+                    f"the {what} of the head at {loaded.path}: {wanted}; of this stack: {found}"
+                )
+        return cls(
+            loaded.head, stack.embed_tokens, stack.lm_head, ops=ops, layer_ops=stack.ops,
+            context=stack.context_length, depth=depth,
+        )  # fmt: skip
 
     @property
     def row_bytes(self) -> int:
@@ -102,6 +147,11 @@ class HeadRound:
         self._last[slot].fill_(0.0)
         wanted = score_temperature(self._config, params.temperature)
         self._score_temperatures[slot].fill_(wanted)
+
+    def move(self, source: int, goal: int) -> None:
+        """See ``RoundDrafter``."""
+        for tensor in (self._last, self._score_temperatures):
+            tensor[goal].copy_(tensor[source])
 
     def absorb(self, rows: CommittedRows) -> None:
         """See ``RoundDrafter``."""

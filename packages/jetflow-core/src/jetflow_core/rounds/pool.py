@@ -93,6 +93,17 @@ class PageTables:
         """Frees all pages of the slot."""
         self.trim(slot, 0)
 
+    def move(self, source: int, goal: int) -> None:
+        """All pages of one slot go to another.
+
+        Raises:
+            ValueError: that one has pages of its own.
+        """
+        if self._held[goal]:
+            raise ValueError(f"slot {goal} still holds pages {self._held[goal]}")
+        self._held[goal], self._held[source] = self._held[source], []
+        self.table[goal], self.table[source] = self.table[source], 0
+
     def check(self) -> None:
         """Raises RuntimeError unless every page is free or held by one slot, as its table says."""
         everywhere = self._free + [number for held in self._held for number in held]

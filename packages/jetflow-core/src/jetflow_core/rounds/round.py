@@ -8,6 +8,7 @@ nothing and its record is zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,25 @@ class RoundSize:
     """C: rows of one tree at most, 1 to 256; 1: no draft is made."""
     pages: int
     """Columns of the page table that are looked at; all rows of these requests lie in them."""
+
+
+class ImposedPicks(Protocol):
+    """Takes the place of the target's picks, for measurements whose acceptance is given.
+
+    Everything else of a round runs as it would.
+    """
+
+    def __call__(self, trees: TreeBatch, counts: Tensor, picks: Tensor) -> Tensor:
+        """Other picks; with static shapes and without a host wait.
+
+        Args:
+            trees: R trees of C rows.
+            counts: int32 ``[R]``: rows of each, 0 for a padding request.
+            picks: int32 ``[R, C]``, the target's own.
+
+        Returns:
+            int32 ``[R, C]``.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,6 +93,7 @@ class RoundProgram:
         ops: the steps.
         pools: the target's pages.
         state: the requests; changed by every round.
+        imposed: takes the place of the target's picks; None: nothing does.
     """
 
     def __init__(
@@ -82,9 +103,11 @@ class RoundProgram:
         ops: RoundOps,
         pools: KVPools,
         state: RoundState,
+        *,
+        imposed: ImposedPicks | None = None,
     ) -> None:
         self._stack, self._drafter, self._ops = stack, drafter, ops
-        self._pools, self._state = pools, state
+        self._pools, self._state, self._imposed = pools, state, imposed
         self._page = pools.keys[0].shape[1]
         self._cache = ops.cache_pools([*pools.keys, *pools.values])
 
@@ -105,12 +128,11 @@ class RoundProgram:
         packed = pack_trees(trees, counts, slots, size.rows)
         logits, features = self._verify(of, packed)
         picks, broken = self._pick(logits, packed, sampled=sampled)
+        picks = picks[packed.rows_of(_places(size.tree_rows, counts))]
+        if self._imposed is not None:
+            picks = self._imposed(trees, counts, picks)
         paths = self._ops.accept_walk(
-            trees.tokens,
-            trees.parents,
-            counts,
-            picks[packed.rows_of(_places(size.tree_rows, counts))],
-            max_depth=self._drafter.depth,
+            trees.tokens, trees.parents, counts, picks, max_depth=self._drafter.depth
         )
         # Row 0 of a padding request is nobody's: moving it onto itself could undo a neighbour's.
         kept = paths.rows.masked_fill(~of.live[:, None], -1)

@@ -14,13 +14,13 @@ from jetflow_core.picker import NonFiniteLogitsError
 from jetflow_core.rounds.batch import Batch
 from jetflow_core.rounds.budgets import Budgets, FixedBudget
 from jetflow_core.rounds.draft import NoDraft, RoundDrafter
-from jetflow_core.rounds.find import RoundBackend, round_ops_for
+from jetflow_core.rounds.find import TORCH, RoundBackend, round_ops_for
 from jetflow_core.rounds.graphs import RoundPrograms
 from jetflow_core.rounds.jobs import Job, Step
 from jetflow_core.rounds.pool import PageTables, pages_in
 from jetflow_core.rounds.prefill import PrefillProgram
 from jetflow_core.rounds.requests import Finished, RoundRequest
-from jetflow_core.rounds.round import RoundProgram
+from jetflow_core.rounds.round import ImposedPicks, RoundProgram
 from jetflow_core.rounds.state import RECORD, RoundState
 from jetflow_core.rounds.transfer import Download, Upload
 from jetflow_core.stacks import DecoderStack, KVPools
@@ -53,10 +53,12 @@ class RunnerSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """A round under way: who takes part, where, and the copy of its record."""
+    """A round under way."""
 
-    jobs: tuple[tuple[Job, int], ...]
+    jobs: tuple[tuple[Job, int, int], ...]
+    """Who takes part, in which slot, and since which arrival there."""
     ticket: int
+    """Of the copy of its record."""
 
 
 class RoundRunner:
@@ -68,6 +70,7 @@ class RoundRunner:
         settings: sizes.
         budgets: rows of each tree; None: 64.
         backend: the steps of a round; None: those installed for the device.
+        imposed: takes the place of the target's picks; None: nothing does.
 
     Raises:
         ValueError: something does not fit, named.
@@ -81,6 +84,7 @@ class RoundRunner:
         *,
         budgets: Budgets | None = None,
         backend: RoundBackend | None = None,
+        imposed: ImposedPicks | None = None,
     ) -> None:
         self.backend = round_ops_for(stack.device) if backend is None else backend
         self._stack = stack
@@ -112,9 +116,15 @@ class RoundRunner:
             device=stack.device,
         )
         given = (stack, self._drafter, self.backend.ops, pools, self._state)
-        self._round = RoundProgram(*given)
+        self._round = RoundProgram(*given, imposed=imposed)
         self._prefill = PrefillProgram(*given, rows=settings.prefill_rows)
-        self.programs = RoundPrograms(stack.device, slots=settings.slots, pages=width)
+        self.programs = RoundPrograms(
+            stack.device,
+            # What the reference does can be captured only as far as its layers can.
+            captured=stack.device.type == "cuda" and self.backend.name != TORCH,
+            slots=settings.slots,
+            pages=width,
+        )
         self._tables_up = Upload(self._state.page_table)
         self._budgets_up = Upload(self._state.budgets)
         self._records = Download(self._state.record)
@@ -173,6 +183,9 @@ class RoundRunner:
                     self._drafter.begin(job.in_slot(), job.context, job.request.params)
                 self._read_prompts()
                 yield from self._make_room()
+                while moved := self._batch.closer():
+                    self._state.move(*moved)
+                    self._drafter.move(*moved)
                 before, self._flight = self._flight, self._launch()
                 if before is not None:
                     yield from self._read(before)
@@ -263,13 +276,14 @@ class RoundRunner:
         )
         for job in live:
             job.flights += 1
-        return _Flight(tuple(zip(live, slots, strict=True)), self._records.start())
+        jobs = tuple((job, slot, job.arrival) for job, slot in zip(live, slots, strict=True))
+        return _Flight(jobs, self._records.start())
 
     def _read(self, flight: _Flight) -> Iterator[Step]:
         records = self._records.read(flight.ticket)
-        for job, slot in flight.jobs:
-            # Who ended meanwhile has left its slot, and what came after the end is dropped.
-            if job.slot == slot and job.result.finish is None:
+        for job, slot, arrival in flight.jobs:
+            # Who has left meanwhile gets nothing: what comes after its end is dropped.
+            if job.slot is not None and job.arrival == arrival:
                 job.flights -= 1
                 yield self._taken(job, records[slot])
 

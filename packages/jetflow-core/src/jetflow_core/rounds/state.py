@@ -112,6 +112,13 @@ class RoundState:
         for place, token in enumerate(known):
             self.stops[slot, place].fill_(token)
 
+    def move(self, source: int, goal: int) -> None:
+        """The request in one slot goes to another, idle one; by the host, between rounds."""
+        own = (self.roots, self.prefix_len, self.remaining, self.temperatures, self.seeds)
+        for tensor in (*own, self.stops, self.live):
+            tensor[goal].copy_(tensor[source])
+        self.end(source)
+
     def end(self, slot: int) -> None:
         """The slot's next rounds have no rows; by the host, between rounds."""
         self.live[slot].fill_(False)
