@@ -59,8 +59,9 @@ def test_the_goals_are_told_as_they_came_out() -> None:
         _median("build_tree", f"64 rows, K 16, D 15, scores by {k}") for k in ("depth", "pare")
     ]
     assert f"Trees of 64 rows take {small[0]:.1f} us and {small[1]:.1f} us" in text
-    goals = {each["step"] for each in RECORDED["results"] if each["goal_us"] is not None}
-    assert goals == {"accept_walk + commit_path", "depth_topk", "build_tree"}
+    goals = {e["step"]: e["goal_us"] for e in RECORDED["results"] if e["goal_us"] is not None}
+    assert goals == {"accept_walk + commit_path": 10, "depth_topk": 20, "build_tree": 40}
+    assert "**A tree of 256 rows** takes" in text and "where 40 were the goal" in text
 
 
 def test_the_round_is_told_beside_its_steps() -> None:
