@@ -20,7 +20,7 @@ from jetflow_core.sampling import SamplingParams
 from jetflow_core.stacks import load_stack
 
 TEXTS = ("def add(a, b):", "1, 2, 3,")
-PAGES, PAGE = 7, 4
+PAGES, PAGE = 130, 1
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_one_request_and_sixteen_that_are_admitted_and_preempted(
     head = HeadRound.fitted(loaded, stack, TorchRoundOps(), depth=4)
     memory = PAGES * PAGE * row_bytes(stack, head)
     runner = RoundRunner(
-        stack, head, RunnerSettings(memory=memory, slots=4, page=PAGE), budgets=FixedBudget(5)
+        stack, head, RunnerSettings(memory=memory, slots=16, page=PAGE), budgets=FixedBudget(5)
     )
 
     def request(prompt: tuple[int, ...], count: int) -> RoundRequest:
@@ -46,8 +46,8 @@ def test_one_request_and_sixteen_that_are_admitted_and_preempted(
         return RoundRequest.of(prompt, rules, eos_ids=(), vocab_size=stack.vocab_size)
 
     prompts = [tuple(tokenizer.encode(text)) for text in TEXTS]
-    answers = [greedy(model, prompt, 5) for prompt in prompts]
-    every = [(prompts[i % 2], answers[i % 2], 1 + i % 5) for i in range(16)]
+    answers = [greedy(model, prompt, 6) for prompt in prompts]
+    every = [(prompts[i % 2], answers[i % 2], 4 + i % 3) for i in range(16)]
     alone = runner.generate([request(prompts[1], 5)])[0]
     assert tuple(alone.tokens) == answers[1]
     found = runner.generate([request(prompt, count) for prompt, _, count in every])
