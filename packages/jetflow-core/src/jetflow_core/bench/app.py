@@ -1,4 +1,4 @@
-"""The three benchmarks as one application, for places where no entry points are installed."""
+"""The benchmarks as one application, for places where no entry points are installed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAME = "jetflow_core.bench"
 
 def build() -> App:
     """The application; a command's module is imported when it runs."""
-    app = new_app(_NAME, "Benchmarks: decode, lossless, tree.")
-    for name in ("decode", "lossless", "tree"):
+    app = new_app(_NAME, "Benchmarks: decode, engine, lossless, tree.")
+    for name in ("decode", "engine", "lossless", "tree"):
         app.command(f"jetflow_core.commands.bench_{name}:command", name=name)
     return app
 
