@@ -58,7 +58,7 @@ def test_random_requests(make_requests, assert_same, seed: int, width: int) -> N
 @settings(max_examples=5, deadline=None)
 @given(seed=seeds, width=st.integers(1, 6))
 def test_many_random_requests(make_requests, assert_same, seed: int, width: int) -> None:
-    check_both(make_requests(seed, requests=3), assert_same, width)
+    check_both(make_requests(seed, most_rows=32, requests=3), assert_same, width)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_equal_scores_where_siblings_are_sorted_and_where_not(
     log_probs[:, ::2] -= 0.75
     requests = Requests(
         tokens=torch.arange(16).view(1, 4, 4), log_probs=log_probs, roots=torch.tensor([5]),
-        budgets=torch.tensor([40]), root_positions=torch.tensor([0]), capacity=40,
+        budgets=torch.tensor([32]), root_positions=torch.tensor([0]), capacity=32,
     )  # fmt: skip
     check_both(requests, assert_same, 3)
 

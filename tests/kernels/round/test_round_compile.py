@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 import triton
 import triton.language as tl
-from jetflow_kernels.round.build import MOST_SORTED, tile_sizes
+from jetflow_kernels.round.build_bound_kernel import check_and_bound_kernel
 from jetflow_kernels.round.build_kernel import best_first_kernel, check_kernel
+from jetflow_kernels.round.build_sizes import (
+    MOST_SORTED,
+    bound_sizes,
+    is_swept,
+    sweep_sizes,
+    tile_sizes,
+)
+from jetflow_kernels.round.build_sweep_kernel import sweep_kernel
 from jetflow_kernels.round.commit_kernel import commit_kernel, slots_kernel
 from jetflow_kernels.round.expand_kernel import all_children_kernel
 from jetflow_kernels.round.vocabulary_kernel import (
@@ -31,6 +39,11 @@ BUILD = (
     "indices:*i32 out_tokens:*i32 out_parents:*i32 out_depths:*i32 out_scores:*fp64 "
     "out_words:*i64 out_positions:*i32 out_nodes:*i32 out_valid:*i1 "
     "capacity:i32 depth:i32 parents:i32 width:i32 num_words:i32"
+)
+SWEEP = BUILD.replace("records:*i64 stats:*fp64", "scales:*fp64 list_costs:*fp64 list_marks:*i32")
+BOUND = (
+    "tokens:*i32 log_probs:*fp32 budgets:*i32 good:*i32 scales:*fp64 "
+    "capacity:i32 depth:i32 parents:i32 width:i32"
 )
 CHECK = (
     "tokens:*i32 log_probs:*fp32 good:*i32 records:*i64 stats:*fp64 depth:i32 parents:i32 width:i32"
@@ -101,17 +114,39 @@ def check(binary: Any, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("capacity", "depth", "width"),
     [
-        (64, 15, 16),
-        (256, 15, 16),
-        pytest.param(128, 15, 8, marks=pytest.mark.slow),
+        (32, 15, 16),
+        pytest.param(16, 15, 8, marks=pytest.mark.slow),
         pytest.param(256, 63, 128, marks=pytest.mark.slow),
     ],
 )
 def test_best_first(tmp_path: Path, capacity: int, depth: int, width: int) -> None:
+    assert not is_swept(capacity, depth, width)
     sizes = {**tile_sizes(capacity, depth, width), "SORTED": width <= MOST_SORTED}
     ptx = check(compiled(best_first_kernel, BUILD, 1, sizes), tmp_path)
     # One instruction for the least of a warp's integers is what makes a step short.
     assert ptx.count("redux.sync") >= 10
+
+
+@pytest.mark.parametrize(
+    ("capacity", "depth", "width", "tables"),
+    [
+        (256, 15, 16, "fp32"),
+        pytest.param(64, 15, 16, "fp64", marks=pytest.mark.slow),
+        pytest.param(128, 63, 32, "bf16", marks=pytest.mark.slow),
+    ],
+)
+def test_sweep(tmp_path: Path, capacity: int, depth: int, width: int, tables: str) -> None:
+    assert is_swept(capacity, depth, width)
+    signature = SWEEP.replace("log_probs:*fp32", f"log_probs:*{tables}")
+    check(compiled(sweep_kernel, signature, 8, sweep_sizes(capacity, depth, width)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("parents", "width"), [(16, 16), (1, 16), pytest.param(32, 32, marks=pytest.mark.slow)]
+)
+def test_bound_before_a_sweep(tmp_path: Path, parents: int, width: int) -> None:
+    sizes = bound_sizes(15, parents, width)
+    check(compiled(check_and_bound_kernel, BOUND, 8, sizes), tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [64, pytest.param(256, marks=pytest.mark.slow)])
@@ -186,5 +221,5 @@ def test_int64_tokens_and_float64_tables(tmp_path: Path) -> None:
         .replace("positions:*i32", "positions:*i64")
         .replace("log_probs:*fp32", "log_probs:*fp64")
     )
-    sizes = {**tile_sizes(64, 15, 16), "SORTED": True}
+    sizes = {**tile_sizes(32, 15, 16), "SORTED": True}
     check(compiled(best_first_kernel, signature, 1, sizes), tmp_path)

@@ -5,20 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jetflow_kernels.round.checks import (
-    INTEGERS,
-    MOST_ROWS,
-    device_of,
-    expect,
-    expect_range,
-    power_of_two,
-)
-from jetflow_kernels.round.trees import TreeBatch, num_words
+from jetflow_kernels.round.build_sizes import is_swept
+from jetflow_kernels.round.checks import INTEGERS, MOST_ROWS, expect, expect_range
+from jetflow_kernels.round.trees import TreeBatch
 
 MOST_CANDIDATES = 128
 MOST_DEPTHS = 63
-MOST_SORTED = 32
-"""Candidates whose ranks fit into what a waiting node carries, so that lines are sorted."""
 _TABLES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _RESULTS = (
     "out_tokens", "out_parents", "out_depths", "out_scores", "out_ancestors", "out_positions",
@@ -133,20 +125,13 @@ def _build_tree(
     out_num_nodes: Tensor,
     out_valid: Tensor,
 ) -> None:
-    from jetflow_kernels.round.build_kernel import best_first_kernel
+    from jetflow_kernels.round.build_launch import node_by_node, sweep
 
-    requests, depth, parents, width = log_probs.shape
-    capacity = out_tokens.shape[1]
-    with device_of(best_first_kernel, tokens):
-        is_sorted = width <= MOST_SORTED
-        good, indices, records, stats = _prepare(tokens, log_probs, capacity, is_sorted)
-        best_first_kernel[(requests,)](
-            tokens, log_probs, good, records, stats, roots, budgets, root_positions, indices,
-            out_tokens, out_parents, out_depths, out_scores, out_ancestors, out_positions,
-            out_num_nodes, out_valid,
-            capacity, depth, parents, width, num_words(capacity),
-            **tile_sizes(capacity, depth, width), SORTED=is_sorted, num_warps=1,
-        )  # fmt: skip
+    launch = sweep if is_swept(out_tokens.shape[1], *log_probs.shape[1::2]) else node_by_node
+    launch(
+        tokens, log_probs, roots, budgets, root_positions, out_tokens, out_parents, out_depths,
+        out_scores, out_ancestors, out_positions, out_num_nodes, out_valid,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("jetflow_kernels::build_all_children", mutates_args=_RESULTS)
@@ -166,19 +151,13 @@ def _build_all_children(
     out_num_nodes: Tensor,
     out_valid: Tensor,
 ) -> None:
-    from jetflow_kernels.round.expand_kernel import all_children_kernel
+    from jetflow_kernels.round.build_launch import all_children
 
-    requests, depth, parents, width = log_probs.shape
-    capacity = out_tokens.shape[1]
-    with device_of(all_children_kernel, tokens):
-        good, indices, _, _ = _prepare(tokens, log_probs, capacity, False)
-        all_children_kernel[(requests,)](
-            tokens, log_probs, good, roots, budgets, root_positions, indices,
-            out_tokens, out_parents, out_depths, out_scores, out_ancestors, out_positions,
-            out_num_nodes, out_valid,
-            capacity, depth, parents, width, min(children, width), num_words(capacity),
-            **tile_sizes(capacity, depth, width), num_warps=1,
-        )  # fmt: skip
+    all_children(
+        children,
+        tokens, log_probs, roots, budgets, root_positions, out_tokens, out_parents, out_depths,
+        out_scores, out_ancestors, out_positions, out_num_nodes, out_valid,
+    )  # fmt: skip
 
 
 @_build_tree.register_fake
@@ -189,54 +168,6 @@ def _(*arguments: Tensor) -> None:
 @_build_all_children.register_fake
 def _(*arguments: Tensor | int) -> None:
     """The results are written in place; nothing is made."""
-
-
-def tile_sizes(capacity: int, depth: int, width: int) -> dict[str, int]:
-    """Sizes that the builders are compiled for.
-
-    Args:
-        capacity: B.
-        depth: D.
-        width: K.
-    """
-    bits = max(1, (width - 1).bit_length())
-    return {
-        # A warp reduces 32 lanes in one instruction, fewer in several.
-        "SLOTS": power_of_two(capacity, least=32),
-        "WIDTH": power_of_two(width, least=32),
-        "DEPTHS": power_of_two(depth),
-        "BITS": bits,
-        "PATH_WORDS": max(1, -(-depth // (63 // bits))),
-        "COLUMNS": power_of_two(num_words(capacity)),
-    }
-
-
-def _prepare(
-    tokens: Tensor, log_probs: Tensor, capacity: int, is_sorted: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the builders need beforehand.
-
-    Returns:
-        good: [R, D] int32, which depths are within the contract.
-        indices: [R, B] int32, room for candidate indices.
-        records: [R, D, P, K, 2] int64, the lines of candidates sorted, if asked for.
-        stats: [R, D, P, 2] float64, of the sorted lines.
-    """
-    from jetflow_kernels.round.build_kernel import check_kernel
-
-    requests, depth, parents, width = log_probs.shape
-    device = tokens.device
-    good = torch.empty(requests, depth, dtype=torch.int32, device=device)
-    lines = (requests, depth, parents) if is_sorted else (0, 0, 0)
-    records = torch.empty(*lines, width, 2, dtype=torch.int64, device=device)
-    stats = torch.empty(*lines, 2, dtype=torch.float64, device=device)
-    if depth:
-        check_kernel[(requests, depth, parents if is_sorted else 1)](
-            tokens, log_probs, good, records, stats, depth, parents, width,
-            WIDTH=power_of_two(width), PARENTS=power_of_two(parents), SORTED=is_sorted,
-            num_warps=1 if width <= 16 else 4,
-        )  # fmt: skip
-    return good, torch.empty(requests, capacity, dtype=torch.int32, device=device), records, stats
 
 
 def _check(

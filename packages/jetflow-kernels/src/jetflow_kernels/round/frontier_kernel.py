@@ -123,6 +123,26 @@ def first_path(
 
 
 @triton.jit
+def climb(parents: tl.tensor, node: tl.tensor, seen: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """One step up from every row's node: the parents, and what is seen with them.
+
+    Nodes are there once a word, as the words are laid out: moving them costs more than a load.
+    """
+    climbing = node > 0
+    node = tl.load(parents + node, mask=climbing, other=0).to(tl.int32)
+    bit = tl.full(node.shape, 1, tl.int64) << (node % 64).to(tl.int64)
+    return node, tl.where(climbing & (node // 64 == columns), seen | bit, seen)
+
+
+@triton.jit
+def own_bits(rows: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """[S, COLUMNS] int64: the words of rows that see themselves alone."""
+    place = rows[:, None] + columns * 0
+    bit = tl.full(place.shape, 1, tl.int64) << (place % 64).to(tl.int64)
+    return tl.where(place // 64 == columns, bit, 0)
+
+
+@triton.jit
 def write_words(
     words: tl.tensor,
     parents: tl.tensor,
@@ -143,19 +163,27 @@ def write_words(
         num_words: words of a row.
         COLUMNS: ``num_words`` or more, a power of two.
     """
-    one = tl.full([rows.shape[0], 1], 1, tl.int64)
     columns = tl.arange(0, COLUMNS)[None, :]
-    node = rows
-    seen = tl.where(node[:, None] // 64 == columns, one << (node % 64)[:, None].to(tl.int64), 0)
-    node = tl.where(rows < num_nodes, rows, 0)
+    seen = own_bits(rows, columns)
+    node = tl.where(rows < num_nodes, rows, 0)[:, None] + columns * 0
     while tl.max(node) > 0:
-        climbing = node > 0
-        node = tl.load(parents + node, mask=climbing, other=0).to(tl.int32)
-        bits = one << (node % 64)[:, None].to(tl.int64)
-        mine = climbing[:, None] & (node[:, None] // 64 == columns)
-        seen = tl.where(mine, seen | bits, seen)
+        node, seen = climb(parents, node, seen, columns)
     inside = (rows < capacity)[:, None] & (columns < num_words)
     tl.store(words + rows[:, None] * num_words + columns, seen, mask=inside)
+
+
+@triton.jit
+def fill_padding(
+    tokens: tl.tensor, parents: tl.tensor, depths: tl.tensor, scores: tl.tensor,
+    rows: tl.tensor, num_nodes: tl.tensor, capacity: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Writes the rows that hold no node; whatever is written can be read by all threads then."""
+    padding = (rows >= num_nodes) & (rows < capacity)
+    tl.store(tokens + rows, 0, mask=padding)
+    tl.store(parents + rows, -1, mask=padding)
+    tl.store(depths + rows, 0, mask=padding)
+    tl.store(scores + rows, -float("inf"), mask=padding)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -175,12 +203,7 @@ def finish(
 ) -> tl.tensor:
     """Fills the padding of one tree and derives positions and ancestor words."""
     rows = tl.arange(0, SLOTS)
-    padding = (rows >= num_nodes) & (rows < capacity)
-    tl.store(tokens + rows, 0, mask=padding)
-    tl.store(parents + rows, -1, mask=padding)
-    tl.store(depths + rows, 0, mask=padding)
-    tl.store(scores + rows, -float("inf"), mask=padding)
-    tl.debug_barrier()
+    fill_padding(tokens, parents, depths, scores, rows, num_nodes, capacity)
     depth = tl.load(depths + rows, mask=rows < capacity, other=0)
     tl.store(positions + rows, root_position + depth, mask=rows < capacity)
     write_words(words, parents, rows, capacity, num_nodes, num_words, COLUMNS)
