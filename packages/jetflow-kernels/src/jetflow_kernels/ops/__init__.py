@@ -1,0 +1,29 @@
+"""What JetFlow's engine asks of a CUDA device: the steps of a round, the operations of a layer."""
+
+from jetflow_kernels.ops.gate import silu_mul, silu_mul_reference
+from jetflow_kernels.ops.layer_steps import LayerSteps
+from jetflow_kernels.ops.norms import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from jetflow_kernels.ops.round_steps import RoundSteps
+
+__all__ = [
+    "LayerSteps",
+    "RoundSteps",
+    "add_rms_norm",
+    "add_rms_norm_reference",
+    "layer_steps",
+    "rms_norm",
+    "rms_norm_reference",
+    "round_steps",
+    "silu_mul",
+    "silu_mul_reference",
+]
+
+round_steps = RoundSteps()
+"""The entry point ``triton`` of the group ``jetflow.round_ops``."""
+layer_steps = LayerSteps()
+"""The entry point ``triton`` of the group ``jetflow.layer_ops``."""
