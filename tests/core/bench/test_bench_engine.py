@@ -109,14 +109,17 @@ def test_the_command_measures_a_shape(
         "engine", "--shape", "tiny", "--acceptance", str(trace_file), "--trace", "some",
         "--budgets", "1", "8", "--context", "5", "--rounds", "3", "--repeats", "1",
         "--head-layers", "1", "--path-rank", "4", "--device", "cpu", "--dtype", "float32",
-        "--out", str(out),
+        "--bandwidth", "1e10", "--flops", "1e9", "--out", str(out),
     ])  # fmt: skip
     assert code == 0
     report = json.loads(out.read_text())
     check_report(report)
     assert [row["budget"] for row in report["rows"]] == [1, 8]
     assert report["rows"][1]["wanted"]["source"] == "scaled by the table's trees"
-    assert report["used"]["head"]["path_rank"] == 4 and report["rows"][0]["floor"] is None
+    assert (
+        report["used"]["head"]["path_rank"] == 4
+        and report["rows"][0]["floor"]["flops_per_second"] == 1e9
+    )
     shown = capsys.readouterr().out
     assert "IMPOSED from some" in shown and "ACCEPTANCE IS IMPOSED" in shown
     assert {file.name for file in tmp_path.iterdir()} == {"acceptance.json", "engine.json"}
@@ -139,6 +142,7 @@ def test_a_checkpoint_shows_its_own_acceptance(
     assert plain["tokens"] == tree["tokens"] == 4 * 6
     assert tree["texts_equal_to_plain"] == 4
     assert tree["tau"] > 1 and sum(tree["accepted"]) < sum(plain["accepted"]) == 4 * 6
+    assert plain["floor"] is tree["floor"] is None
     assert tree["wanted"] is None and tree["phases"]["seconds"]["imposed"] == 0
 
 
@@ -155,6 +159,7 @@ def test_a_checkpoint_shows_its_own_acceptance(
         ({"prefill_rows": 300}, "prefill_rows 300"),
         ({"bandwidth": 0.0}, "bandwidth 0.0"),
         ({"flops": float("inf")}, "flops inf"),
+        ({"bandwidth": 1e12}, "needs both"),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"device": "tpu"}, "tpu"),
     ],

@@ -22,7 +22,7 @@ AT_LEAST = (0.95, 0.88, 0.8, 0.73, 0.66, 0.6)
 TRACE = Trace(name="some", at_least=AT_LEAST, budget=32)
 
 
-def _trees(seed: int, budgets: list[int]) -> tuple[TreeBatch, torch.Tensor]:
+def _trees(seed: int, budgets: list[int], padding: int = 0) -> tuple[TreeBatch, torch.Tensor]:
     """Trees of some requests, and how many rows of each take part; 0: a padding request."""
     draw = torch.Generator().manual_seed(seed)
     requests = len(budgets)
@@ -37,7 +37,7 @@ def _trees(seed: int, budgets: list[int]) -> tuple[TreeBatch, torch.Tensor]:
     counts = torch.tensor(budgets, dtype=torch.int32)
     trees = TorchRoundOps().build_tree(
         tokens.int(), scores, torch.zeros(requests, dtype=torch.int32), counts.clamp(min=1),
-        torch.full((requests,), 7, dtype=torch.int32), capacity=max(budgets),
+        torch.full((requests,), 7, dtype=torch.int32), capacity=max(budgets) + padding,
     )  # fmt: skip
     return trees, trees.num_nodes.masked_fill(counts == 0, 0).int()
 
@@ -55,9 +55,9 @@ def _walk(trees: TreeBatch, counts: torch.Tensor, picks: torch.Tensor) -> Accept
 def test_a_walk_is_as_long_as_it_is_to_be_or_as_its_tree_is_deep(
     seed: int, budgets: list[int], at_least: list[float]
 ) -> None:
-    trees, counts = _trees(seed, budgets)
+    trees, counts = _trees(seed, budgets, padding=seed % 9)
     imposed = ImposedAcceptance(
-        slots=len(budgets), rounds=3, most_rows=24, vocab_size=VOCAB, device=CPU
+        slots=len(budgets), rounds=3, most_rows=32, vocab_size=VOCAB, device=CPU
     )
     imposed.restart(sorted(at_least, reverse=True), seed)
     picks = torch.randint(VOCAB, trees.tokens.shape, dtype=torch.int32)

@@ -40,7 +40,7 @@ class Floor:
 
 def told_device(settings: EngineSettings) -> Device | None:
     """The device of the floor; None where nobody said how fast it is."""
-    if not settings.device.startswith("cuda") and None in (settings.bandwidth, settings.flops):
+    if not settings.device.startswith("cuda") and settings.bandwidth is None:
         return None
     return Device(
         bytes_per_second=settings.bandwidth or BANDWIDTH, flops_per_second=settings.flops or FLOPS

@@ -33,7 +33,7 @@ class ImposedAcceptance:
     Args:
         slots: requests held at once.
         rounds: rounds of a run; a longer one starts over.
-        most_rows: rows of the largest tree.
+        most_rows: rows of the largest tree, padding included.
         vocab_size: tokens.
         device: of the rounds.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -31,8 +32,9 @@ _IMPOSED = (
     "keeps is drawn from the trace, and the head's scores are a table that fits the trace, so that "
     "trees are as deep as a trained head's. Every tree of a budget therefore has the same shape. "
     "Head, top-K, tree, verify, walk and the commit of rows that are not adjacent are computed as "
-    "they always are. Seconds of a round are measured; tau is an assumption, and so are tokens a "
-    "second as far as they follow from it. Nothing is said of what the tokens are."
+    "they always are; what imposing costs is part of the round, and a phase of its own. Seconds of "
+    "a round are measured; tau is an assumption, and so are tokens a second as far as they follow "
+    "from it. Nothing is said of what the tokens are."
 )
 _OWN = "Acceptance is the subject's own: nothing is imposed."
 
@@ -70,6 +72,7 @@ def run_engine(
     turns = len(settings.budgets) * len(plan) * (settings.repeats + 1)
     with bar("rounds", turns) as advance:
         found = _timed(settings, subject, plan, used, file, advance)
+        gc.collect()
         phases = _marked(settings, subject, plan[0])
     report = _report(settings, subject, found, phases, used, finished=True)
     check_report(report)
@@ -125,18 +128,29 @@ def _marked(
 ) -> dict[int, tuple[Mapping[str, float], ...]]:
     """Phases of some rounds of each budget, on runners of their own."""
     found: dict[int, tuple[Mapping[str, float], ...]] = {}
-    trees = marked_side(subject, settings, plain=False) if settings.drafted else None
-    for budget in settings.budgets:
-        plain = budget == PLAIN or trees is None
-        side = marked_side(subject, settings, plain=True) if plain else trees
-        assert side is not None and isinstance(side.programs, MarkedPrograms)
-        run_unit(side, subject, _short(unit), budget, settings.seed)
-        side.programs.seen.clear()
-        rounds = None if unit.rounds is None else min(unit.rounds, _MARKED_ROUNDS)
-        some = Unit(prompts=unit.prompts, rounds=rounds)
-        run = run_unit(side, subject, some, budget, settings.seed)
-        found[budget] = tuple(side.programs.seen[: run.rounds])
+    if PLAIN in settings.budgets:
+        side = marked_side(subject, settings, plain=True)
+        found[PLAIN] = _phases(side, settings, subject, unit, PLAIN)
+        # Two sides at once might not fit beside each other.
+        del side
+    if settings.drafted:
+        side = marked_side(subject, settings, plain=False)
+        for budget in settings.budgets:
+            if budget > PLAIN:
+                found[budget] = _phases(side, settings, subject, unit, budget)
     return found
+
+
+def _phases(
+    side: Side, settings: EngineSettings, subject: Subject, unit: Unit, budget: int
+) -> tuple[Mapping[str, float], ...]:
+    assert isinstance(side.programs, MarkedPrograms)
+    run_unit(side, subject, _short(unit), budget, settings.seed)
+    side.programs.seen.clear()
+    rounds = None if unit.rounds is None else min(unit.rounds, _MARKED_ROUNDS)
+    some = Unit(prompts=unit.prompts, rounds=rounds)
+    run = run_unit(side, subject, some, budget, settings.seed)
+    return tuple(side.programs.seen[: run.rounds])
 
 
 def _short(unit: Unit) -> Unit:

@@ -76,10 +76,7 @@ class EngineSettings:
             value = getattr(self, name)
             if value is not None and value > most:
                 raise ValueError(f"{name} {value} is out of range: 1 to {most}")
-        for name in ("bandwidth", "flops"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} {value} is out of range: above 0, and finite")
+        self._check_device()
         self._check_budgets()
         self._check_subject()
 
@@ -87,6 +84,18 @@ class EngineSettings:
     def drafted(self) -> bool:
         """Whether anything but plain decoding is measured."""
         return any(budget > PLAIN for budget in self.budgets)
+
+    def _check_device(self) -> None:
+        for name in ("bandwidth", "flops"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} {value} is out of range: above 0, and finite")
+        told = [self.bandwidth is not None, self.flops is not None]
+        if any(told) and not all(told) and not self.device.startswith("cuda"):
+            raise ValueError(
+                f"bandwidth {self.bandwidth} and flops {self.flops}: on {self.device} the floor "
+                "needs both"
+            )
 
     def _check_budgets(self) -> None:
         if not self.budgets:

@@ -132,7 +132,8 @@ def _imposed(subject: Subject, settings: EngineSettings) -> ImposedAcceptance | 
     return ImposedAcceptance(
         slots=settings.batch,
         rounds=settings.rounds,
-        most_rows=max(settings.budgets),
+        # Graphs of trees are made for powers of two.
+        most_rows=1 << (max(settings.budgets) - 1).bit_length(),
         vocab_size=subject.stack.vocab_size,
         device=subject.stack.device,
     )
