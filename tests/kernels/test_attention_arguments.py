@@ -70,7 +70,7 @@ def test_cut_by_request_nothing_of_the_batch_chooses_tiles_or_clusters(
     assert [each["tiles"] for each in seen[1::2]] == [large] * 3
     assert [each["tiles"].rows for each in seen[::2]] == [64, 128, 128]
     if version == "cuda":
-        assert [each["cluster_bits"] for each in seen] == [None, plan.BY_LENGTH] * 3
+        assert [each["cluster"] for each in seen] == [None, plan.BY_LENGTH] * 3
 
 
 def test_a_wrong_cut_is_named_by_who_tells_the_version(make_batch: Callable[..., Any]) -> None:

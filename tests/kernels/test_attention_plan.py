@@ -27,14 +27,14 @@ def test_one_row_more_changes_pieces_only_past_a_power_of_two(
     assert same or rows & (rows - 1) == 0
 
 
-@given(prefix=st.integers(0, 200_000), rows=st.integers(1, 256), bits=st.integers(0, 3))
-def test_shares_cover_prefix_and_tree(prefix: int, rows: int, bits: int) -> None:
-    share = plan.share_length(prefix, rows, bits)
-    assert share % 64 == 0 and share << bits >= prefix + rows
+@given(prefix=st.integers(0, 200_000), rows=st.integers(1, 256), cluster=st.integers(1, 8))
+def test_shares_cover_prefix_and_tree(prefix: int, rows: int, cluster: int) -> None:
+    share = plan.share_length(prefix, rows, cluster)
+    assert share % 64 == 0 and share * cluster >= prefix + rows
     # Nobody has a tile more than an even cut would need.
-    assert share - 64 < -(-(prefix + plan_bucket(rows)) >> bits)
+    assert share - 64 < -(-(prefix + plan_bucket(rows)) // cluster)
     if rows < 256 and rows & (rows - 1):
-        assert share == plan.share_length(prefix, rows + 1, bits)
+        assert share == plan.share_length(prefix, rows + 1, cluster)
 
 
 @given(
@@ -55,19 +55,35 @@ def plan_bucket(rows: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("rows", "requests", "bits"),
-    # Qwen3-8B alone: 2, 4 and 8 tiles of each of 8 heads; then batches; then too few tiles.
+    ("rows", "requests", "prefix", "cluster"),
+    # Qwen3-8B: 2, 4 and 8 tiles of each of 8 heads alone, then small trees and batches.
     [
-        (64, 1, 3), (128, 1, 2), (256, 1, 1), (512, 8, 0), (2048, 32, 0), (320, 5, 2),
-        (128, 8, 2), (16, 1, plan.BY_LENGTH), (1, 1, plan.BY_LENGTH), (0, 0, 0),
+        (64, 1, 1024, 6), (128, 1, 1024, 3), (256, 1, 1024, 2), (256, 1, 16384, 2),
+        (128, 1, 16384, plan.BY_LENGTH), (16, 1, 1024, 6), (16, 1, 16384, plan.BY_LENGTH),
+        (16 * 8, 8, 1024, 3), (64 * 8, 8, 1024, 1), (64 * 32, 32, 1024, 1), (0, 0, 0, 1),
     ],
 )  # fmt: skip
-def test_clusters_fill_the_card(rows: int, requests: int, bits: int) -> None:
+def test_one_round_of_programs(rows: int, requests: int, prefix: int, cluster: int) -> None:
     tiles = plan.tiles_for(rows, requests, 4, 128, torch.bfloat16)
-    found = plan.cluster_bits(
-        rows, requests, 4, 8, tile_rows=tiles.rows, programs=2 if tiles.rows == 64 else 1
-    )
-    assert found == bits
+    capacity = prefix + rows // max(requests, 1)
+    found = plan.cluster_size(rows, requests, 4, 8, capacity=capacity, tile_rows=tiles.rows)
+    assert found == cluster
+
+
+@given(
+    rows=st.integers(0, 2000), requests=st.integers(0, 40), capacity=st.integers(0, 40_000),
+    tile_rows=st.sampled_from([64, 128]),
+)  # fmt: skip
+def test_clusters_that_fit_go_before_those_that_wait(
+    rows: int, requests: int, capacity: int, tile_rows: int
+) -> None:
+    found = plan.cluster_size(rows, requests, 4, 8, capacity=capacity, tile_rows=tile_rows)
+    each = -(-rows // max(requests, 1))
+    tiles = requests * -(-each * 4 // tile_rows) * 8
+    held = plan.CLUSTERS_HELD[tile_rows]
+    assert found in range(plan.MAX_CLUSTER + 1)
+    if found > 1 and tiles <= held[found - 2]:
+        assert tiles <= held[found - 1]
 
 
 @given(

@@ -69,6 +69,7 @@ def _compile(folder: Path, variants: Sequence[Configuration]) -> ctypes.CDLL:
     library.run.restype = ctypes.c_char_p
     library.variants = list(variants)  # type: ignore[attr-defined]
     library.emulated_divided.argtypes = [ctypes.c_int, ctypes.c_uint32]
+    library.emulated_share_length.argtypes = [*[ctypes.c_int] * 3, ctypes.c_uint32]
     library.emulated_visible.argtypes = [*[ctypes.c_int] * 3, *[ctypes.c_uint64] * 2]
     library.emulated_visible.restype = ctypes.c_uint64
     return library
@@ -108,7 +109,7 @@ def emulate_with(
     rows: int,
     programs: int = 3,
     seed: int = 0,
-    bits: int = plan.BY_LENGTH,
+    cluster: int = plan.BY_LENGTH,
 ) -> tuple[Tensor, Tensor]:
     """One call of a compiled kernel; ``programs`` is of clusters where they have several.
 
@@ -125,12 +126,12 @@ def emulate_with(
         torch.full((room, q.shape[1]), torch.nan),
     )
     box = box_rows(pool.shape[1])
-    listed = bits == plan.BY_LENGTH
-    params = _params(arguments, out, lse, partials if listed else None, box, bits)
+    listed = cluster == plan.BY_LENGTH
+    params = _params(arguments, out, lse, partials if listed else None, box, cluster)
     _set_scale(params, scale)
     maps = [_map(tensor, box) for tensor in (pool, arguments.v_pool)]
     kernel = library.variants.index(Configuration(dtype=q.dtype, dim=q.shape[2], rows=rows))
-    started = programs << max(bits, 0)
+    started = programs * max(cluster, 1)
     wrong = library.run(kernel, rows, *map(ctypes.byref, (params, *maps)), started, seed)
     if wrong is not None:
         raise Broken(wrong.decode())

@@ -10,52 +10,54 @@ import torch
 from jetflow_kernels.attention.k2.configurations import Configuration
 
 VARIANT = Configuration(dtype=torch.float16, dim=64, rows=128)
-FIRST = "leave(item, rows, sums);\n        cluster_arrive();\n        cluster_wait();"
-LAST = "publish_shared();\n  cluster_arrive();\n  last.store();\n  cluster_wait();"
-PRODUCER = (
-    "cluster_arrive();\n      cluster_wait();\n      cluster_arrive();\n      cluster_wait();"
-)
+SYNC = "cluster_sync();\n    const bool mine"
+PRODUCER = "cluster_sync();\n      wait_for_consumers<S::THREADS>();"
+WEIGHT = "exp2_fast(its.x - "
+ARRIVAL = "barrier_wait(shared.received(), received);\n      received ^= 1;"
 # One warpgroup of consumers is far behind the other.
 SLOW_GROUP = (
     "wgmma.cuh", "if (threadIdx.x % 128 == 0) fibers::linger();",
     "for (int i = 0; i < 300 && threadIdx.x == 256; ++i) { ++fibers::progress; fibers::yield(); }",
 )  # fmt: skip
-SYNC = "consumers_sync<S::CONSUMERS>();"
 BREAKAGE: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     "nothing": ([SLOW_GROUP], ""),
-    "no wait for the others' results": (
-        [("consumer.cuh", FIRST, "cluster_arrive();\n cluster_wait();\n leave(item, rows, sums);")],
-        "read before the barrier that follows the write",
+    "results are sent over tiles that others still read": (
+        [
+            ("consumer.cuh", SYNC, "const bool mine"),
+            ("producer.cuh", PRODUCER, "wait_for_consumers<S::THREADS>();"),
+            SLOW_GROUP,
+        ],
+        "wrong|not published",
     ),
-    "a program leaves before all have read": (
-        [("combine.cuh", LAST, "publish_shared();\n last.store();")],
-        "ended before all have read|read from an ended program|wait for each other",
+    "results are read before they have arrived": (
+        [("consumer.cuh", ARRIVAL, "")],
+        "wrong|ended program",
     ),
     "the producer does not wait for the readers": (
-        [("producer.cuh", PRODUCER, "cluster_arrive();\n cluster_wait();\n cluster_arrive();")],
-        "written before all have read|arrived twice|ended before all have read",
+        [("producer.cuh", PRODUCER, "cluster_sync();"), SLOW_GROUP],
+        "wrong|wait for each other|ended program",
     ),
     "the producer takes no part": (
         [("producer.cuh", PRODUCER, "")],
-        "wait for each other|written before all have read|read before the barrier",
+        "wrong|wait for each other|ended program",
     ),
-    "results over tiles that a neighbour still reads": (
-        [("consumer.cuh", SYNC, ""), SLOW_GROUP],
-        "wrong|not published|written before",
+    "more is awaited than is sent": (
+        [("combine.cuh", "item.shares - (rank < item.shares)", "item.shares")],
+        "wait for each other",
     ),
-    "ordinary writes are not published to the next copies": (
-        [("combine.cuh", "publish_shared();", "")],
-        "copied over what was not published",
-    ),
-    "a share without positions is read": (
-        [("combine.cuh", "if (share < item.shares)", "if (share < 1 << p.cluster_bits)")],
-        "read before the barrier that follows the write|wrong",
+    "less is awaited than is sent": (
+        [("combine.cuh", "return slabs * others", "return (slabs - 1) * others")],
+        "wrong|wait for each other|ended program",
     ),
     "a share is left out": (
-        [("combine.cuh", "if (share < item.shares)", "if (share < item.shares - 1)")],
+        [("combine.cuh", WEIGHT, "exp2_fast(share == 1 ? -INFINITY : its.x - ")],
         "wrong",
     ),
-}
+    "a slab goes to the wrong slot": (
+        [("combine.cuh", "slab.place * p.cluster + slab.rank", "slab.place * p.cluster")],
+        "wrong",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -65,12 +67,14 @@ def test_breakage_is_caught(
 ) -> None:
     changes, expected = BREAKAGE[name]
     emulate = emulate_changed(VARIANT, changes)
-    batch = make_batch((70, 3), (200, 0), heads=(1, 1), dim=64, dtype=torch.float16)
+    batch = make_batch((70, 3), (200, 150), heads=(1, 1), dim=64, dtype=torch.float16)
     want = batch.dense(0.125)[0]
 
     def run() -> None:
-        for seed in range(2):
-            got, _ = emulate(batch.arguments, scale=0.125, rows=128, programs=1, seed=seed, bits=1)
+        for seed in range(3):
+            got, _ = emulate(
+                batch.arguments, scale=0.125, rows=128, programs=1, seed=seed, cluster=3
+            )
             assert (got.double() - want).abs().max() <= 2e-3, "wrong"
 
     if not expected:

@@ -56,9 +56,17 @@ def _gate(variant: Configuration, folder: Path) -> None:
     assert [part.count("MUFU.EX2") >= variant.columns // 2 for part in overlaps] == [True, True]
     assert (".F32.BF16" in code) == ("bf16" in variant.name)
     assert "UTMALDG.4D" in code and "LDGSTS" in code and "USETMAXREG" in code
-    # Both barriers of a cluster, in producer and consumers, and the wait for the kernel ahead.
-    assert code.count("UCGABAR_ARV") == code.count("UCGABAR_WAIT") == 4
+    # The barrier of a cluster, in producer and consumers, and the wait for the kernel ahead.
+    assert code.count("UCGABAR_ARV") == code.count("UCGABAR_WAIT") == 2
     assert code.count("ACQBULK") == 1
+    # A slab is sent 16 bytes at a time, and no warp waits for the whole device to see its writes.
+    assert code.count("STAS.128") == variant.dim // 8 + 1
+    assert "MEMBAR.ALL.GPU" not in code
+    assert code.count("STG.E.128") == variant.dim // 16
+    # Exchanges of lanes in code that only some of them may reach take a slow way.
+    assert "COLLECTIVE" not in code
+    # Only builds with a clock note the time.
+    assert "GLOBALTIMER" not in code
     # Nothing left in local memory, and no multiplication on the older path.
     assert not re.search(r"\b(LDL|STL|HMMA)\b", code)
 
@@ -67,3 +75,15 @@ def _gate(variant: Configuration, folder: Path) -> None:
 @pytest.mark.parametrize("variant", CONFIGURATIONS, ids=lambda variant: variant.name)
 def test_all_shipped(variant: Configuration, tmp_path: Path) -> None:
     _gate(variant, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_clock_costs_no_registers_on_the_stack(tmp_path: Path) -> None:
+    variant = next(one for one in CONFIGURATIONS if (one.dim, one.rows) == (128, 128))
+    built = build.build(tmp_path, variant, ("KERNEL_CLOCK",))
+    assert built.parent == tmp_path / "KERNEL_CLOCK"
+    report = built.with_suffix(".txt").read_text()
+    assert "warning" not in report and "C75" not in report, report
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    code = _told("cuobjdump", "-sass", "-fun", variant.name, built)
+    assert code.count("GLOBALTIMER") == 2

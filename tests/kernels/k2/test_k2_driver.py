@@ -77,12 +77,12 @@ def test_one_call(noted: ctypes.CDLL, card: list[Any], make_batch: Callable[...,
     batch = make_batch((5, 2), (9, 0), page=48, heads=(4, 2), dim=64, dtype=torch.bfloat16)
     arguments = TreeAttentionArguments(**batch.arguments)
     out, lse = torch.empty_like(batch.q), torch.empty(batch.q.shape[:2])
-    launch.launch(arguments, out=out, lse=lse, scale=-0.5)
+    launch.launch(arguments, out=out, lse=lse, scale=-0.5, cluster=plan.BY_LENGTH)
 
     name = b"tree_attention_bf16_d64_m64"
     assert (ctypes.c_char * 64).in_dll(noted, "loaded").value == b"code of " + name
     assert (ctypes.c_char * 64).in_dll(noted, "wanted").value == name
-    shared = 2 * 64 * 64 + 2 * 4 * (2 * 64 * 64) + 8 * 16
+    shared = 2 * 64 * 64 + 2 * 4 * (2 * 64 * 64) + 8 * 17
     assert list((ctypes.c_int * 2).in_dll(noted, "attribute")) == [8, shared]
     assert ctypes.c_int.in_dll(noted, "context").value == 1
 
@@ -109,17 +109,17 @@ def test_one_call(noted: ctypes.CDLL, card: list[Any], make_batch: Callable[...,
     assert (params.page, params.box, params.words) == (48, 16, 1)
     assert (params.q_keep, params.q_flip) == (0xFFFFFFFF, 0x80008000)
     assert params.factor == pytest.approx(0.5 * 1.4426950408889634)
-    assert (params.kv_heads, params.cluster_bits) == (2, plan.BY_LENGTH)
+    assert (params.kv_heads, params.cluster) == (2, plan.BY_LENGTH)
     assert list(started.cluster) == [0] * 3 and (started.early, started.attributes) == (1, 1)
     assert card[0][0] is arguments and card[0][5] == 264
 
 
-@pytest.mark.parametrize(("bits", "grid"), [(0, 32), (1, 64), (3, 256), (None, 256)])
+@pytest.mark.parametrize(("size", "grid"), [(1, 32), (2, 64), (3, 96), (8, 256), (None, 32)])
 def test_clusters(
     noted: ctypes.CDLL,
     card: list[Any],
     make_batch: Callable[..., Any],
-    bits: int | None,
+    size: int | None,
     grid: int,
 ) -> None:
     """32 tiles of 64 rows: four of each of eight heads."""
@@ -127,15 +127,16 @@ def test_clusters(
     arguments = TreeAttentionArguments(**batch.arguments)
     out = torch.empty_like(batch.q)
     tiles = plan.tiles_for(1, 1, 1, 64, torch.float16)
-    given = {"tiles": tiles, "cluster_bits": bits, "early": False}
+    given = {"tiles": tiles, "cluster": size, "early": False}
     launch.launch(arguments, out=out, lse=None, scale=1.0, **given)  # type: ignore[arg-type]
     started = Launched.in_dll(noted, "launched")
-    cluster = 1 << (3 if bits is None else bits)
+    cluster = size or 1
     assert list(started.cluster) == ([cluster, 1, 1] if cluster > 1 else [0] * 3)
     assert (started.early, started.attributes) == (0, int(cluster > 1))
     assert list(started.grid) == [grid, 1, 1]
     params = launch.Params.from_buffer_copy(bytes(started.parameters[0]))
-    assert params.cluster_bits == cluster.bit_length() - 1
+    assert params.cluster == cluster
+    assert params.cluster_inverse == launch.inverse(cluster)
     assert params.partial is None and not card
     assert (params.group_inverse, params.page_inverse) == (2**31 + 1, 2**28 + 1)
     # No more clusters than fit, whatever the batch.

@@ -10,7 +10,7 @@ import torch
 from jetflow_kernels.attention import plan
 
 ATOL = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-CLUSTERS = range(1, plan.MAX_CLUSTER_BITS + 1)
+CLUSTERS = range(2, plan.MAX_CLUSTER + 1)
 # Nodes, prefixes, page, heads, dim, type, rows of a tile, packed layout.
 CASES: list[tuple[Any, ...]] = [
     ((1,), (0,), 16, (1, 1), 64, torch.bfloat16, 128, False),
@@ -33,7 +33,7 @@ def _check(
     emulate: Callable[..., Any],
     case: Any,
     scale: float | None = None,
-    bits: int = plan.BY_LENGTH,
+    cluster: int = plan.BY_LENGTH,
 ) -> None:
     nodes, prefixes, page, heads, dim, dtype, rows, packed = case
     batch = make_batch(nodes, prefixes, page=page, heads=heads, dim=dim, dtype=dtype)
@@ -46,9 +46,9 @@ def _check(
     factor = dim**-0.5 if scale is None else scale
     want, want_lse = batch.dense(factor)
     first = None
-    for programs, seed in ((1, 1), (5, 2)) if bits <= 0 else ((1, 1), (3, 2)):
+    for programs, seed in ((1, 1), (5, 2)) if cluster <= 1 else ((1, 1), (3, 2)):
         got, lse = emulate(
-            arguments, scale=factor, rows=rows, programs=programs, seed=seed, bits=bits
+            arguments, scale=factor, rows=rows, programs=programs, seed=seed, cluster=cluster
         )
         # Comparisons that NaN does not pass.
         assert (got.double() - want).abs().max() <= ATOL[dtype]
@@ -64,44 +64,46 @@ def test_short(make_batch: Callable[..., Any], emulate: Callable[..., Any], case
     _check(make_batch, emulate, case)
 
 
-@pytest.mark.parametrize(("case", "bits"), [(CASES[1], 1), (CASES[1], 0), (CASES[2], 1)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "cluster"), [(CASES[1], 1), (CASES[1], 0), (CASES[2], 1)], ids=str
+)
 def test_clusters(
-    make_batch: Callable[..., Any], emulate: Callable[..., Any], case: Any, bits: int
+    make_batch: Callable[..., Any], emulate: Callable[..., Any], case: Any, cluster: int
 ) -> None:
-    _check(make_batch, emulate, case, bits=bits)
+    _check(make_batch, emulate, case, cluster=cluster)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", CLUSTERS)
+@pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("case", [*CASES, *SLOW[:2]], ids=str)
 def test_clusters_of_every_size(
-    make_batch: Callable[..., Any], emulate_any: Callable[..., Any], case: Any, bits: int
+    make_batch: Callable[..., Any], emulate_any: Callable[..., Any], case: Any, cluster: int
 ) -> None:
-    _check(make_batch, emulate_any, case, bits=bits)
+    _check(make_batch, emulate_any, case, cluster=cluster)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [plan.BY_LENGTH, 2])
+@pytest.mark.parametrize("cluster", [plan.BY_LENGTH, 4])
 @pytest.mark.parametrize("case", SLOW[2:], ids=str)
 def test_long(
-    make_batch: Callable[..., Any], emulate_any: Callable[..., Any], case: Any, bits: int
+    make_batch: Callable[..., Any], emulate_any: Callable[..., Any], case: Any, cluster: int
 ) -> None:
-    _check(make_batch, emulate_any, case, bits=bits)
+    _check(make_batch, emulate_any, case, cluster=cluster)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_scales(make_batch: Callable[..., Any], emulate: Callable[..., Any], scale: float) -> None:
     case = ((5,), (70,), *CASES[0][2:])
-    _check(make_batch, emulate, case, scale, bits=1 if scale else plan.BY_LENGTH)
+    _check(make_batch, emulate, case, scale, cluster=2 if scale else plan.BY_LENGTH)
 
 
-@pytest.mark.parametrize("bits", [plan.BY_LENGTH, 1])
+@pytest.mark.parametrize("cluster", [plan.BY_LENGTH, 2])
 def test_a_request_does_not_feel_the_others(
-    make_batch: Callable[..., Any], emulate: Callable[..., Any], bits: int
+    make_batch: Callable[..., Any], emulate: Callable[..., Any], cluster: int
 ) -> None:
     shape: dict[str, Any] = {"heads": (2, 1), "dim": 64, "dtype": torch.bfloat16}
     batch = make_batch((5, 20, 3), (300, 9, 64), **shape)
-    call: dict[str, Any] = {"scale": 0.125, "rows": 128, "bits": bits}
+    call: dict[str, Any] = {"scale": 0.125, "rows": 128, "cluster": cluster}
     together = emulate(batch.arguments, **call)[0]
     # The same rows and requests in all, other prefixes and sizes beside the first one.
     others = dict(batch.arguments)
@@ -122,12 +124,12 @@ def test_cut_by_request_a_request_is_itself_in_every_batch(
     shape: dict[str, Any] = {"heads": (2, 1), "dim": 64, "dtype": torch.bfloat16}
     batch = make_batch((5, 1, 20), (300, 9, 64), padding=0, **shape)
     call: dict[str, Any] = {"scale": 0.125, "rows": plan.tiles_of_all(64, torch.bfloat16).rows}
-    together = emulate(batch.arguments, **call, bits=plan.BY_LENGTH)[0]
-    # Cut by shapes, a tile has four programs alone and one in a batch of four; both are within the
+    together = emulate(batch.arguments, **call, cluster=plan.BY_LENGTH)[0]
+    # Cut by shapes, a tile has three programs alone and one in a batch of four; both are within the
     # tolerance of the type.
-    assert plan.cluster_bits(128, 1, 4, 8, tile_rows=128, programs=1) == 2
-    assert plan.cluster_bits(128 * 4, 4, 4, 8, tile_rows=128, programs=1) == 0
-    by_shapes = emulate(batch.arguments, **call, bits=0)[0]
+    assert plan.cluster_size(128, 1, 4, 8, capacity=1152, tile_rows=128) == 3
+    assert plan.cluster_size(128 * 4, 4, 4, 8, capacity=1152, tile_rows=128) == 1
+    by_shapes = emulate(batch.arguments, **call, cluster=1)[0]
     starts = batch.cu_nodes.tolist()
     for request in range(3):
         mine = slice(*starts[request : request + 2])
@@ -139,8 +141,8 @@ def test_cut_by_request_a_request_is_itself_in_every_batch(
             "cu_nodes": torch.tensor([0, mine.stop - mine.start], dtype=torch.int32),
             "prefix_len": batch.prefix_len[request : request + 1],
         }
-        assert torch.equal(emulate(alone, **call, bits=plan.BY_LENGTH)[0], together[mine])
-        otherwise = emulate(alone, **call, bits=2)[0]
+        assert torch.equal(emulate(alone, **call, cluster=plan.BY_LENGTH)[0], together[mine])
+        otherwise = emulate(alone, **call, cluster=3)[0]
         assert (otherwise.double() - by_shapes[mine].double()).abs().max() <= 2 * ATOL[
             alone["q"].dtype
         ]
@@ -152,8 +154,8 @@ def test_a_row_that_sees_nothing_and_padding(
 ) -> None:
     batch = make_batch((4,), (0,), heads=(2, 1), dim=64, dtype=torch.bfloat16)
     batch.ancestors[2] = 0
-    for bits in (plan.BY_LENGTH, 1):
-        got, lse = emulate(batch.arguments, scale=0.1, rows=128, bits=bits)
+    for cluster in (plan.BY_LENGTH, 2):
+        got, lse = emulate(batch.arguments, scale=0.1, rows=128, cluster=cluster)
         assert torch.equal(got[2], torch.zeros_like(got[2]))
         assert torch.equal(got[4:], torch.zeros_like(got[4:]))
         assert torch.isneginf(lse[2]).all() and torch.isneginf(lse[4:]).all()

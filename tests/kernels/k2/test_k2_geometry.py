@@ -24,13 +24,12 @@ def test_chunks_are_those_of_the_plan(
 
 
 @SHARED_FIXTURE
-@given(prefix=st.integers(0, 200_000), rows=st.integers(1, 256), bits=st.integers(0, 3))
+@given(prefix=st.integers(0, 200_000), rows=st.integers(1, 256), cluster=st.integers(1, 8))
 def test_shares_are_those_of_the_plan(
-    emulator: ctypes.CDLL, prefix: int, rows: int, bits: int
+    emulator: ctypes.CDLL, prefix: int, rows: int, cluster: int
 ) -> None:
-    assert emulator.emulated_share_length(prefix, rows, bits) == plan.share_length(
-        prefix, rows, bits
-    )
+    found = emulator.emulated_share_length(prefix, rows, cluster, inverse(cluster))
+    assert found == plan.share_length(prefix, rows, cluster)
 
 
 @SHARED_FIXTURE

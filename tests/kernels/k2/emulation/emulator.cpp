@@ -27,16 +27,13 @@ static Kernel* const kernels[] = {KERNELS};
 const char* run(int kernel, int rows, const Params* p, const TensorMap* keys, const TensorMap* values,
                 int programs, int seed) {
   const int threads = 128 + 2 * rows;
-  const int cluster = p->cluster_bits > 0 ? 1 << p->cluster_bits : 1;
+  const int cluster = p->cluster > 1 ? p->cluster : 1;
   gridDim.x = programs;
   fibers::chance.seed(seed);
   for (int first = 0; first < programs; first += cluster) {
     machine::begin(threads, cluster, first);
     for (auto& groups : machine::pending) groups.clear();
-    fibers::body = [&] {
-      kernels[kernel](*p, keys, values);
-      machine::ended();
-    };
+    fibers::body = [&] { kernels[kernel](*p, keys, values); };
     fibers::run(cluster * threads);
     if (!fibers::fault.empty()) return fibers::fault.c_str();
     if (!machine::copies.empty()) return "copies that nobody waited for";
@@ -59,8 +56,8 @@ void emulated_sizes(int dim, int rows, int* to) {
   else rows == 64 ? sizes<128, 64>(to) : sizes<128, 128>(to);
 }
 
-int emulated_share_length(int prefix, int rows, int bits) {
-  return share_length(prefix, rows, bits);
+int emulated_share_length(int prefix, int rows, int cluster, uint32_t inverse) {
+  return share_length(prefix, rows, cluster, inverse);
 }
 
 int emulated_divided(int n, uint32_t inverse) { return divided(n, inverse); }

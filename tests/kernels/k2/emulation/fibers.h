@@ -118,13 +118,16 @@ inline void run(int count) {
 struct Meeting {
   int size = 32, arrived = 0;
   long round = 0;
-  void join() {
-    const long mine = round;
+  void arrive() {
     ++progress;
     if (++arrived == size) {
       arrived = 0;
       ++round;
     }
+  }
+  void join() {
+    const long mine = round;
+    arrive();
     wait([&] { return round != mine; });
   }
 };

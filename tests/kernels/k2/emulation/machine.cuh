@@ -50,11 +50,18 @@ struct Barrier {
   }
 };
 
+struct Sent {
+  uint32_t to;
+  float values[4];
+};
+
 struct Copy {
-  int program;
+  int program;  // where it arrives
   uint32_t to, barrier;
-  const TensorMap* map;
+  const TensorMap* map;  // null: what a thread sent
   int at[4];
+  int sender;
+  std::vector<Sent> sent;
 };
 
 struct Warp {
@@ -68,31 +75,17 @@ struct Map {
   int64_t sizes[4], strides[3], rows;
 };
 
-// Four bytes of shared memory: how many barriers of the cluster its last writer had arrived at when
-// it wrote, and how many the last of its readers from all programs when it read; -1: none.
-struct Trace {
-  int16_t written = -1, read = -1;
-};
-
 struct Program {
   Barrier barriers[64];
   Warp warps[12];
   fibers::Meeting everybody, named[16], multiplying[3];
   // Threads (+ 1) whose ordinary writes the tensor cores do not see yet, for every 16 bytes.
   uint16_t unseen[MEMORY / 16];
-  Trace traces[MEMORY / 4];
-  int read = -1;  // the latest of all traces
-};
-
-// A thread's part in the barriers of its cluster.
-struct Steps {
-  int arrived = 0, waited = 0;
 };
 
 inline int cluster = 1;  // programs
 inline Program programs[MOST_PROGRAMS];
-inline Steps steps[MOST_PROGRAMS * 384];
-inline int cluster_arrived, cluster_round;
+inline fibers::Meeting all_of_cluster;
 inline std::vector<Copy> copies;
 inline std::vector<std::pair<uint32_t, const void*>> own_copies[MOST_PROGRAMS * 384];  // null: zeros
 
@@ -100,7 +93,6 @@ inline std::vector<uint32_t> written[MOST_PROGRAMS * 384];  // by each thread, n
 
 inline int me() { return blockIdx.x - fibers::first_program; }
 inline Program& here() { return programs[me()]; }
-inline Steps& my_steps() { return steps[fibers::current]; }
 // An ordinary write of this thread, which the tensor cores and copies do not see yet.
 inline void hide(uint32_t to) {
   here().unseen[to / 16] = uint16_t(threadIdx.x + 1);
@@ -117,35 +109,20 @@ inline Barrier& barrier_at(uint32_t address, int program = me()) {
   return programs[program].barriers[address / 8 % 64];
 }
 
-// This thread writes, or has copied: nobody may still have to read what was there.
-inline void trace_write(uint32_t to, int size, int written) {
-  for (uint32_t at = to / 4; at < (to + size) / 4; ++at) {
-    Trace& trace = here().traces[at];
-    if (trace.read >= my_steps().waited) throw Fault("written before all have read");
-    trace.written = int16_t(written);
-  }
-}
-
-inline void trace_read(uint32_t from, int size, int program) {
-  for (uint32_t at = from / 4; at < (from + size) / 4; ++at) {
-    Trace& trace = programs[program].traces[at];
-    if (trace.written < 0 || trace.written >= my_steps().waited) {
-      throw Fault("read before the barrier that follows the write");
-    }
-    trace.read = std::max(trace.read, int16_t(my_steps().arrived));
-    programs[program].read = std::max(programs[program].read, int(trace.read));
-  }
-  for (int i = 0; i < fibers::threads; ++i) {
-    if (fibers::all[program * fibers::threads + i].done) throw Fault("read from an ended program");
-  }
-}
-
-// At a thread's end.
-inline void ended() {
-  if (here().read >= my_steps().waited) throw Fault("ended before all have read");
-}
-
 inline uint32_t swizzle(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+// What a thread sent arrives in another program.
+inline bool deliver(const Copy& copy) {
+  for (int i = 0; i < fibers::threads; ++i) {
+    // Outside of all threads, where nobody would catch it.
+    if (fibers::all[copy.program * fibers::threads + i].done) fibers::fault = "sent to an ended program";
+  }
+  for (const Sent& one : copy.sent) memcpy(bytes(one.to, copy.program), one.values, 16);
+  Barrier& barrier = barrier_at(copy.barrier, copy.program);
+  barrier.bytes -= 16 * int(copy.sent.size());
+  barrier.settle();
+  return true;
+}
 
 // Does one of the outstanding bulk copies, drawn at random.
 inline bool copy_one() {
@@ -153,6 +130,7 @@ inline bool copy_one() {
   const size_t which = fibers::chance() % copies.size();
   const Copy copy = copies[which];
   copies.erase(copies.begin() + which);
+  if (copy.map == nullptr) return deliver(copy);
   Map map;
   memcpy(&map, copy.map->bytes, sizeof(map));
   for (int row = 0; row < map.rows; ++row) {
@@ -178,21 +156,18 @@ inline void begin(int threads, int size, int first) {
   fibers::threads = threads;
   fibers::first_program = first;
   cluster = size;
-  cluster_arrived = cluster_round = 0;
+  all_of_cluster = fibers::Meeting{size * threads};
   memset(memory, 0xff, size * MEMORY);  // NaN
   for (int i = 0; i < size; ++i) {
     Program& one = programs[i];
     memset(one.unseen, 0, sizeof(one.unseen));
-    std::fill(std::begin(one.traces), std::end(one.traces), Trace());
     for (auto& barrier : one.barriers) barrier = Barrier();
     for (auto& warp : one.warps) warp = Warp();
     for (auto& barrier : one.named) barrier = fibers::Meeting{128};
     for (auto& group : one.multiplying) group = fibers::Meeting{128};
     one.everybody = fibers::Meeting{threads};
-    one.named[3] = fibers::Meeting{threads - 128};
-    one.read = -1;
+    one.named[3] = fibers::Meeting{threads};
   }
-  for (auto& one : steps) one = Steps();
   for (auto& copies_of_one : own_copies) copies_of_one.clear();
   for (auto& places : written) places.clear();
   copies.clear();
@@ -215,42 +190,37 @@ Value exchange(Value value, int from) {
 inline void __syncthreads() { machine::here().everybody.join(); }
 inline void __syncwarp() { machine::here().warps[threadIdx.x / 32].meeting.join(); }
 inline void group_sync(int group) { machine::here().named[group + 1].join(); }
-template <int COUNT>
-void consumers_sync() { machine::here().named[3].join(); }
+template <int THREADS>
+void consumers_done() { machine::here().named[3].arrive(); }
+template <int THREADS>
+void wait_for_consumers() { machine::here().named[3].join(); }
 
-inline void cluster_arrive() {
+inline void cluster_sync() {
   __syncwarp();
-  machine::Steps& steps = machine::my_steps();
-  if (steps.arrived != steps.waited) throw machine::Fault("arrived twice");
-  ++steps.arrived;
-  ++fibers::progress;
-  if (++machine::cluster_arrived == machine::cluster * fibers::threads) {
-    machine::cluster_arrived = 0;
-    ++machine::cluster_round;
-  }
-}
-inline void cluster_wait() {
-  machine::Steps& steps = machine::my_steps();
-  if (steps.arrived != steps.waited + 1) throw machine::Fault("a wait without an arrival");
-  fibers::wait([&] { return machine::cluster_round > steps.waited; });
-  ++steps.waited;
+  machine::all_of_cluster.join();
   if (threadIdx.x % 32 == 0) fibers::linger();
 }
 inline uint32_t peer_address(uint32_t at, int peer) {
   if (peer >= machine::cluster) throw machine::Fault("no such program in the cluster");
   return at | uint32_t(peer) << 24;
 }
-template <class Value>
-Value load_peer(uint32_t there) {
-  const uint32_t at = there & 0xffffff;
-  if (at % sizeof(Value)) throw machine::Fault("not aligned");
-  machine::trace_read(at, sizeof(Value), there >> 24);
-  Value value;
-  memcpy(&value, machine::bytes(at, there >> 24), sizeof(value));
+inline void send_4(uint32_t there, uint32_t barrier, float a, float b, float c, float d) {
+  const uint32_t to = there & 0xffffff;
+  if (to % 16 || there >> 24 != barrier >> 24) throw machine::Fault("not sent to its barrier");
+  auto& copies = machine::copies;
+  const auto mine = [](const machine::Copy& copy) { return copy.sender == fibers::current; };
+  if (copies.empty() || !mine(copies.back())) {
+    copies.push_back({int(there >> 24), 0, barrier & 0xffffff, nullptr, {}, fibers::current, {}});
+  }
+  copies.back().sent.push_back({to, {a, b, c, d}});
+  ++fibers::progress;
+}
+inline float4 load_shared_4(uint32_t at) {
+  float4 value;
+  if (at % 16) throw machine::Fault("not aligned");
+  memcpy(&value, machine::bytes(at), sizeof(value));
   return value;
 }
-inline float4 load_peer_4(uint32_t there) { return load_peer<float4>(there); }
-inline float2 load_peer_2(uint32_t there) { return load_peer<float2>(there); }
 inline void wait_for_kernel_before() {}
 inline void admit_kernel_behind() {}
 inline void prefetch_line(const void*) {}
@@ -305,11 +275,10 @@ inline void copy_box(
   machine::Map sizes;
   memcpy(&sizes, map->bytes, sizeof(sizes));
   const int size = int(sizes.rows) * 128;
-  machine::trace_write(to, size, -1);
   for (uint32_t at = to / 16; at < (to + size) / 16; ++at) {
     if (machine::here().unseen[at]) throw machine::Fault("copied over what was not published");
   }
-  machine::copies.push_back({machine::me(), to, barrier, map, {value, slot, head, page}});
+  machine::copies.push_back({machine::me(), to, barrier, map, {value, slot, head, page}, -1, {}});
   ++fibers::progress;
 }
 inline void prefetch_map(const TensorMap*) {}
@@ -317,7 +286,6 @@ inline void copy_16(uint32_t to, const void* from, bool real) {
   machine::own_copies[fibers::current].push_back({to, real ? from : nullptr});
 }
 inline void write_16(uint32_t to, const void* from) {
-  machine::trace_write(to, 16, machine::my_steps().arrived);
   machine::hide(to);
   if (from) memcpy(machine::bytes(to), from, 16); else memset(machine::bytes(to), 0, 16);
 }
@@ -326,12 +294,6 @@ inline void copies_done() {
   machine::own_copies[fibers::current].clear();
 }
 inline void store_shared(uint32_t to, uint4 value) { write_16(to, &value); }
-inline void store_shared_2(uint32_t to, float first, float second) {
-  machine::trace_write(to, 8, machine::my_steps().arrived);
-  machine::hide(to);
-  const float both[2] = {first, second};
-  memcpy(machine::bytes(to), both, 8);
-}
 inline void publish_shared() {
   for (uint32_t place : machine::written[fibers::current]) {
     uint16_t& writer = machine::here().unseen[place];
@@ -345,4 +307,5 @@ void take_registers() {}
 template <int COUNT>
 void give_registers() {}
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float inverse_fast(float x) { return 1.0f / x; }
 inline float log2_fast(float x) { return log2f(x); }

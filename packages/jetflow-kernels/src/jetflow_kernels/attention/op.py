@@ -195,8 +195,8 @@ def _tree_attention_out(
     if choose(arguments, out=out, backend=backend, cut=cut) == "cuda":
         from jetflow_kernels.attention.k2.launch import launch as launch_cuda
 
-        bits = plan.BY_LENGTH if cut == "by_request" else None
-        launch_cuda(arguments, out=out, lse=lse, scale=scale, tiles=tiles, cluster_bits=bits)
+        cluster = plan.BY_LENGTH if cut == "by_request" else None
+        launch_cuda(arguments, out=out, lse=lse, scale=scale, tiles=tiles, cluster=cluster)
     else:
         launch(arguments, out=out, lse=lse, scale=scale, tiles=tiles)
 

@@ -30,14 +30,19 @@ MIN_CHUNK = 128
 SPLIT_WORK = 16384
 """Rows times query heads times pieces wanted of a request alone: about one wave of 132 tiles of
 128 rows."""
-MULTIPROCESSORS = 132
-"""Of the card for which clusters are chosen; a constant, so that bits do not depend on the card."""
-MAX_CLUSTER_BITS = 3
-"""Log2 of the programs of a cluster at most: eight, which any card of capability 9.0 can place."""
-MIN_FILL = 0.7
-"""Share of the rounds of programs that must be busy for clusters to be chosen."""
-BY_LENGTH = -1
-"""In place of a cluster's bits: pieces by ``chunk_length``, put together by a second kernel."""
+MAX_CLUSTER = 8
+"""Programs of a cluster at most: any card of capability 9.0 can place eight."""
+BY_LENGTH = 0
+"""In place of a cluster's size: pieces by ``chunk_length``, put together by a second kernel."""
+CLUSTERS_HELD = {
+    64: (264, 132, 86, 62, 44, 40, 30, 30),
+    128: (132, 66, 43, 30, 22, 20, 15, 15),
+}
+"""Clusters of 1, 2, ... programs that an H200 holds at once, by the rows of a tile: 132
+multiprocessors in eight groups, none of which a cluster leaves. Sizes 1, 2, 4 and 8 were asked of
+the driver; of 128 rows they fit no groups but seven of 16 to 18 and one of 8 to 10, from which the
+others follow; of 64 rows the others are twice those of 128. Constants, not properties of the
+device, so that bits do not depend on the card."""
 HEAD_DIMS = (64, 128, 256)
 PAGES = (16, 256)
 """Smallest and largest number of rows in a page."""
@@ -56,6 +61,24 @@ class Pieces:
 
 
 PIECES = Pieces()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Microseconds of the CUDA version on an H200, from the times of a table of shapes."""
+
+    tile: float
+    """64 positions of a tile."""
+    item: float
+    """A tile of any length: its launch, first loads, and results."""
+    share: float = 1.5
+    """What programs of a cluster wait for each other and send."""
+    merge: float = 6.0
+    """The second kernel, and the partial results it reads."""
+
+
+COSTS = {64: Costs(tile=0.6, item=6.0), 128: Costs(tile=0.72, item=8.5)}
+"""By the rows of a tile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,43 +163,51 @@ def splits(prefix: int, rows: int, heads: int, pieces: Pieces = PIECES) -> int:
     return prefix // chunk_length(prefix, rows, heads, pieces) + 1
 
 
-def cluster_bits(
-    rows: int, requests: int, group: int, kv_heads: int, *, tile_rows: int, programs: int
+def cluster_size(
+    rows: int, requests: int, group: int, kv_heads: int, *, capacity: int, tile_rows: int
 ) -> int:
-    """Log2 of the programs that share a tile in the CUDA version, or ``BY_LENGTH``.
+    """Programs that share a tile in the CUDA version, or ``BY_LENGTH``: the faster by ``COSTS``.
 
-    The fewest that keep ``MIN_FILL`` of all multiprocessors busy, counted for trees of equal size.
-    A few tiles cannot do that, as with plain decoding of a few requests: then a long prefix
-    is worth more pieces than a cluster has programs, and they are cut by length. A rule of shapes
-    alone, as the prefix is known to the device only: a call of the same shapes cuts a request in
-    the same way whatever else is in the batch.
+    Clusters that the card does not hold at once wait for others to end, which costs more than
+    anything else, so that the largest size is seldom the best one. Few tiles behind a long prefix
+    are worth more programs than fit in clusters: they are cut by length. Counted for trees of equal
+    size and requests as long as their pages allow, since the prefix is known to the device only; a
+    rule of shapes alone, so that a call of the same shapes cuts a request in the same way whatever
+    else is in the batch.
 
     Args:
         rows: rows of ``q``.
         requests: requests of the batch.
         group: query heads of a key head.
         kv_heads: key heads.
-        tile_rows: packed rows of a tile.
-        programs: programs that a multiprocessor holds.
+        capacity: rows that the pages of one request hold.
+        tile_rows: packed rows of a tile, 64 or 128.
     """
     each = -(-rows // max(requests, 1))
     tiles = requests * -(-each * group // tile_rows) * kv_heads
-    room = MULTIPROCESSORS * programs
-    for bits in range(MAX_CLUSTER_BITS + 1):
-        started = tiles << bits
-        if started >= MIN_FILL * room * -(-started // room):
-            return bits
-    return BY_LENGTH
+    prefix, costs = max(capacity - each, 0), COSTS[tile_rows]
+
+    def microseconds(size: int) -> float:
+        if size == BY_LENGTH:
+            length = chunk_length(prefix, each, group * kv_heads)
+            started = tiles * splits(prefix, each, group * kv_heads)
+            rounds = -(-started // CLUSTERS_HELD[tile_rows][0])
+            return rounds * (costs.item + length / 64 * costs.tile) + costs.merge
+        rounds = -(-tiles // CLUSTERS_HELD[tile_rows][size - 1])
+        shared = costs.share if size > 1 else 0.0
+        return rounds * (costs.item + shared + share_length(prefix, each, size) / 64 * costs.tile)
+
+    return min((*range(1, MAX_CLUSTER + 1), BY_LENGTH), key=microseconds)
 
 
-def share_length(prefix: int, rows: int, bits: int) -> int:
-    """Positions of each of the ``2**bits`` programs that share a request, a multiple of 64.
+def share_length(prefix: int, rows: int, cluster: int) -> int:
+    """Positions of each of the programs of a cluster that share a request, a multiple of 64.
 
     Prefix and tree are shared alike, the tree counted as the next power of two of its rows; the
     last programs may have less or nothing.
     """
     bucket = 1 << max(rows - 1, 0).bit_length()
-    even = -(-(prefix + bucket) >> bits)
+    even = -(-(prefix + bucket) // cluster)
     return -(-even // WORD_BITS) * WORD_BITS
 
 

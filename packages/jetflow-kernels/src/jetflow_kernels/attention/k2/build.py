@@ -79,13 +79,19 @@ def cubin(variant: Configuration) -> bytes:
     return build(cache_folder(), variant).read_bytes()
 
 
-def build(folder: Path, variant: Configuration) -> Path:
+def build(folder: Path, variant: Configuration, macros: tuple[str, ...] = ()) -> Path:
     """The file of machine code in ``folder``; beside it, ``.txt`` holds what ptxas reported.
+
+    Args:
+        folder: kept there.
+        variant: which kernel.
+        macros: defined for the compiler; such builds have a folder of their own. ``KERNEL_CLOCK``
+            makes one that notes when each program reaches its phases: see ``clock.cuh``.
 
     Raises:
         BuildError: there is no compiler, or it failed; the message says what it said.
     """
-    nvcc = find_nvcc()
+    folder, nvcc = folder.joinpath(*macros), find_nvcc()
     if nvcc is None:
         finished = _finished(folder, variant)
         if finished is None:
@@ -96,18 +102,19 @@ def build(folder: Path, variant: Configuration) -> Path:
     made = folder / f"{variant.name}-{_source_key()}-{compiler}.cubin"
     if not made.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        _compile(nvcc, variant, made)
+        _compile(nvcc, variant, made, macros)
     return made
 
 
-def _compile(nvcc: Path, variant: Configuration, made: Path) -> None:
+def _compile(nvcc: Path, variant: Configuration, made: Path, macros: tuple[str, ...]) -> None:
     defines = {
         "KERNEL_NAME": variant.name,
         "KERNEL_ELEMENT": variant.element,
         "KERNEL_DIM": variant.dim,
         "KERNEL_ROWS": variant.rows,
     }
-    flags = [*FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
+    named = [f"-D{name}={value}" for name, value in defines.items()]
+    flags = [*FLAGS, *named, *(f"-D{name}" for name in macros)]
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
         new = Path(scratch) / made.name
         report = new.with_suffix(".txt")

@@ -1,114 +1,104 @@
 // What the programs of a cluster do when each has gone through its share of a request's positions:
-// every program puts a share of the tile's rows together, reading the shared memory of all others.
+// every program puts some of the tile's slabs together (16 rows, those of one warp), whose shares the
+// others send it.
+//
+// Nothing is written for others to read: everything is sent, straight from registers to the memory
+// and the barrier of the program that needs it, so that nobody has to fence or to fetch. A barrier of
+// the cluster says beforehand that all are done with their tiles, where the results arrive.
 //
 // Shares are added in their order, and whether a share has any positions follows from the request
 // alone, so a row has the same bits whoever adds it up and whatever else is in the batch.
 #pragma once
 #include "producer.cuh"
-#include "wgmma.cuh"
+#include "softmax.cuh"
 
-// Eight values of a row, put together.
-struct Combined {
-  float values[8];
-  float log2_sum;
+// The slab of this warp, and where it is put together.
+struct Slab {
+  int rank;   // of this program
+  int owner;  // program that puts it together
+  int place;  // among the owner's slabs
 };
 
+INLINE Slab slab_of(const Params& p) {
+  // Alike in a warp, which the compiler does not see without the exchange.
+  const int index = __shfl_sync(0xffffffff, int(threadIdx.x / 32), 0) - 4;
+  const int place = divided(index, p.cluster_inverse);
+  return {rank_of(p), index - place * p.cluster, place};
+}
+
+// Bytes that the others send this program; none where its share is the only one.
 template <class S>
-INLINE Combined combined(
-    const Params& p, const Storage<S>& shared, const Item& item, int row, int eight) {
-  float2 totals[MOST_SHARES];
-  float4 values[MOST_SHARES][2];
-  // All loads first: each takes some 200 cycles.
-#pragma unroll
-  for (int share = 0; share < MOST_SHARES; ++share) {
-    totals[share] = make_float2(-INFINITY, 0.0f);
-    values[share][0] = values[share][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    // Programs without positions have left nothing.
-    if (share < item.shares) {
-      totals[share] = load_peer_2(peer_address(shared.left_totals(row), share));
-      const uint32_t there = peer_address(shared.left_row(row) + 32 * eight, share);
-      values[share][0] = load_peer_4(there);
-      values[share][1] = load_peer_4(there + 16);
-    }
-  }
-  float peak = -INFINITY;
-#pragma unroll
-  for (int share = 0; share < MOST_SHARES; ++share) peak = fmaxf(peak, totals[share].x);
-  // A row that has seen nothing: inf - inf would be NaN.
-  const float base = peak == -INFINITY ? 0.0f : peak;
-  float total = 0.0f;
-  Combined sum = {};
-#pragma unroll
-  for (int share = 0; share < MOST_SHARES; ++share) {
-    const float weight = exp2_fast(totals[share].x - base);
-    total = fmaf(totals[share].y, weight, total);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float4 four = values[share][half];
-      sum.values[4 * half] = fmaf(four.x, weight, sum.values[4 * half]);
-      sum.values[4 * half + 1] = fmaf(four.y, weight, sum.values[4 * half + 1]);
-      sum.values[4 * half + 2] = fmaf(four.z, weight, sum.values[4 * half + 2]);
-      sum.values[4 * half + 3] = fmaf(four.w, weight, sum.values[4 * half + 3]);
-    }
-  }
-  const bool empty = total == 0.0f;
-  const float part = empty ? 1.0f : 1.0f / total;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum.values[i] *= part;
-  sum.log2_sum = empty ? -INFINITY : peak + log2_fast(total);
-  return sum;
+INLINE int bytes_to_come(const Params& p, const Item& item, int rank) {
+  const int slabs = divided(S::SLABS - 1 - rank + p.cluster, p.cluster_inverse);
+  const int others = item.shares - (rank < item.shares);
+  return slabs * others * S::SLOT_BYTES;
 }
 
-// Where eight values of a row go, and what; nowhere for rows past the tree's last.
-struct Finished {
-  uint4* to = nullptr;
-  uint4 values;
-  float* lse = nullptr;
-  float log_sum;
-  INLINE void store() const {
-    if (to != nullptr) *to = values;
-    if (lse != nullptr) *lse = log_sum;
+// Sends this warp's results to their owner.
+template <class S>
+INLINE void send(
+    const Params& p, const Storage<S>& shared, const Slab& slab, const Rows& rows,
+    const float (&sums)[S::DIM / 2]) {
+  const uint32_t here = shared.slot(slab.place * p.cluster + slab.rank) + threadIdx.x % 32 * 16;
+  const uint32_t to = peer_address(here, slab.owner);
+  const uint32_t barrier = peer_address(shared.received(), slab.owner);
+#pragma unroll
+  for (int i = 0; i < S::DIM / 2; i += 4) {
+    send_4(to + 128 * i, barrier, sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
   }
-};
-
-template <class Element, class S>
-INLINE Finished finished(
-    const Params& p, const Storage<S>& shared, const Item& item, int row, int eight) {
-  constexpr float LN_2 = 0.6931471805599453f;
-  Finished one;
-  const int place = item.tile * S::ROWS + row;
-  const int node = divided(place, p.group_inverse);
-  if (node >= item.count) return one;
-  const int head = item.head * p.group + (place - node * p.group);
-  const Combined sum = combined<S>(p, shared, item, row, eight);
-  const int64_t at = (item.first + node) * p.out_row + head * p.out_head + 8 * eight;
-  one.to = reinterpret_cast<uint4*>(static_cast<char*>(p.out) + 2 * at);
-  one.values = make_uint4(
-      Element::pack(sum.values[0], sum.values[1]), Element::pack(sum.values[2], sum.values[3]),
-      Element::pack(sum.values[4], sum.values[5]), Element::pack(sum.values[6], sum.values[7]));
-  if (p.lse != nullptr && eight == 0) {
-    one.lse = p.lse + (item.first + node) * p.lse_row + head * p.lse_head;
-    one.log_sum = sum.log2_sum * LN_2;
-  }
-  return one;
+  send_4(to + 64 * S::DIM, barrier, rows.peak[0], rows.total[0], rows.peak[1], rows.total[1]);
 }
 
-// By all consumers, between the two barriers of the cluster; ends with the second one.
-template <class Element, class S>
-INLINE void combine_shares(const Params& p, const Storage<S>& shared, const Item& item) {
-  constexpr int EIGHTS = S::DIM / 8;
-  const int rows = S::ROWS >> p.cluster_bits;
-  const int first = (blockIdx.x & ((1 << p.cluster_bits) - 1)) * rows;
-  // A store stays behind the loads that follow it, and the last one behind the barrier, which would
-  // wait for it otherwise.
-  Finished last;
-  for (int i = threadIdx.x - 128; i < rows * EIGHTS; i += 128 * S::CONSUMERS) {
-    last.store();
-    last = finished<Element, S>(p, shared, item, first + i / EIGHTS, i % EIGHTS);
+// All shares of this warp's slab; the others' have arrived. ``rows`` and ``sums`` hold this
+// program's and then the result.
+template <class S>
+INLINE void put_together(
+    const Params& p, const Storage<S>& shared, const Item& item, const Slab& slab, Rows& rows,
+    float (&sums)[S::DIM / 2]) {
+  const uint32_t from = shared.slot(slab.place * p.cluster) + threadIdx.x % 32 * 16;
+  const float4 own = make_float4(rows.peak[0], rows.total[0], rows.peak[1], rows.total[1]);
+  const auto totals_of = [&](int share) {
+    return share == slab.rank ? own : load_shared_4(from + share * S::SLOT_BYTES + 64 * S::DIM);
+  };
+  float peak[2] = {-INFINITY, -INFINITY};
+#pragma unroll 1
+  for (int share = 0; share < item.shares; ++share) {
+    const float4 its = totals_of(share);
+    peak[0] = fmaxf(peak[0], its.x);
+    peak[1] = fmaxf(peak[1], its.z);
   }
-  // The next tiles come by bulk copies over what was written here by ordinary stores.
-  publish_shared();
-  cluster_arrive();
-  last.store();
-  cluster_wait();
+  float total[2] = {0.0f, 0.0f};
+  float all[S::DIM / 2];
+#pragma unroll
+  for (int i = 0; i < S::DIM / 2; ++i) all[i] = 0.0f;
+#pragma unroll 1
+  for (int share = 0; share < item.shares; ++share) {
+    const float4 its = totals_of(share);
+    // A row that has seen nothing: inf - inf would be NaN.
+    const float weight[2] = {
+        exp2_fast(its.x - (peak[0] == -INFINITY ? 0.0f : peak[0])),
+        exp2_fast(its.z - (peak[1] == -INFINITY ? 0.0f : peak[1]))};
+    total[0] = fmaf(its.y, weight[0], total[0]);
+    total[1] = fmaf(its.w, weight[1], total[1]);
+    if (share == slab.rank) {
+#pragma unroll
+      for (int i = 0; i < S::DIM / 2; ++i) all[i] = fmaf(sums[i], weight[i / 2 % 2], all[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < S::DIM / 2; i += 4) {
+        const float4 four = load_shared_4(from + share * S::SLOT_BYTES + 128 * i);
+        all[i] = fmaf(four.x, weight[0], all[i]);
+        all[i + 1] = fmaf(four.y, weight[0], all[i + 1]);
+        all[i + 2] = fmaf(four.z, weight[1], all[i + 2]);
+        all[i + 3] = fmaf(four.w, weight[1], all[i + 3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < S::DIM / 2; ++i) sums[i] = all[i];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    rows.peak[row] = peak[row];
+    rows.total[row] = total[row];
+  }
 }

@@ -66,7 +66,8 @@ class Configuration:
     def shared_bytes(self) -> int:
         """Shared memory of a program: queries, keys, values and the barriers."""
         tile = 2 * self.columns * self.dim
-        return 2 * self.rows * self.dim + 2 * self.stages * tile + 8 * 4 * self.stages
+        barriers = 4 * self.stages + 1
+        return 2 * self.rows * self.dim + 2 * self.stages * tile + 8 * barriers
 
 
 def configuration_for(

@@ -18,6 +18,7 @@ struct Consumer {
   const int thread;  // of the warpgroup
   Ring<S> keys;
   Ring<S> values;
+  uint32_t received = 0;  // parity of the barrier of what other programs send
 
   INLINE Consumer(const Params& params, Storage<S> storage)
       : p(params), shared(storage), group(threadIdx.x / 128 - 1), thread(threadIdx.x % 128) {}
@@ -107,9 +108,9 @@ struct Consumer {
     values.advance();
   }
 
-  // Whether every row sees every column of the tile at ``start``.
-  INLINE bool seen_whole(const Item& item, int start) const {
-    return start + S::COLUMNS <= (item.end < item.prefix ? item.end : item.prefix);
+  // Whether every row sees every one of some columns from ``start`` on.
+  INLINE bool seen_whole(const Item& item, int start, int columns) const {
+    return start + columns <= (item.end < item.prefix ? item.end : item.prefix);
   }
 
   // Weights of the tile at ``start`` with nothing else under way.
@@ -117,15 +118,22 @@ struct Consumer {
   INLINE void lone_weights(
       const Item& item, int start, Rows& rows, uint32_t (&weights)[COUNT], float (&shrink)[2]) {
     float scores[2 * COUNT];
-    const auto seen = seen_in<COUNT / 16>(p, item, rows, start);
+    // Nothing runs beside this: what a mask takes would be time of the whole program.
+    const bool masked = !seen_whole(item, start, 4 * COUNT);
+    Seen<COUNT / 16> seen;
+    if (masked) seen = seen_in<COUNT / 16>(p, item, rows, start);
     barrier_wait(shared.keys_full(keys.stage), keys.parity);
+    STAMP(COUNT == SCORES / 2 ? KEYS : HALF_KEYS);
     start_scores(scores);
     mma_wait<0>();
     hold(scores);
+    STAMP(COUNT == SCORES / 2 ? FIRST_SCORES : HALF_SCORES);
     release_keys();
-    mask_scores(seen, scores);
+    if (masked) mask_scores(seen, scores);
     fold_scores(p.factor, rows, scores, shrink);
     pack_weights<Element>(scores, weights);
+    hold(weights);
+    STAMP(COUNT == SCORES / 2 ? WEIGHTS : HALF_WEIGHTS);
   }
 
   // Sums of the tile before, with nothing else under way.
@@ -177,13 +185,16 @@ struct Consumer {
       uint32_t weights[SCORES / 2];
       lone_weights(item, start, rows, weights, shrink);
       start += S::COLUMNS;
-      for (; seen_whole(item, start); start += S::COLUMNS) {
+      for (; seen_whole(item, start, S::COLUMNS); start += S::COLUMNS) {
         next_tile<false>(item, start, rows, weights, sums);
+        STAMP(tile_phase<S>(item, start));
       }
       for (; start < item.end && !is_narrow<S>(item, start); start += S::COLUMNS) {
         next_tile<true>(item, start, rows, weights, sums);
+        STAMP(tile_phase<S>(item, start));
       }
       lone_sums(weights, sums);
+      STAMP(WIDE_SUMS);
     }
     if (S::COLUMNS == 128 && start < item.end) {
       uint32_t weights[16];
@@ -193,63 +204,78 @@ struct Consumer {
     }
   }
 
+  // Finished rows, or partial ones where the item is one of several pieces.
   INLINE void store(const Item& item, Rows& rows, float (&sums)[SUMS]) const {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const int place = packed(item, own_row(row));
       const int node = divided(place, p.group_inverse);
       const int head = item.head * p.group + (place - node * p.group);
+      const bool real = node < item.count;
+      // The largest weight of a row is 1, and so is the sum at least, if it has seen anything.
       const float total = rows.total[row];
-      if (node >= item.count) continue;
       const bool empty = total == 0.0f;
-      const float share = empty ? 1.0f : 1.0f / total;
+      const float share = empty ? 1.0f : inverse_fast(total);
       const float log2_sum = empty ? -INFINITY : rows.peak[row] + log2_fast(total);
-      const int column = thread % 4 * 2;
       if (item.place >= 0) {
-        const int64_t at = int64_t(item.place + node) * p.heads + head;
-        float2* to = reinterpret_cast<float2*>(p.partial + at * S::DIM + column);
+        if (real) store_partial(int64_t(item.place + node) * p.heads + head, row, share, log2_sum, sums);
+        continue;
+      }
+      char* to = static_cast<char*>(p.out) +
+                 2 * ((item.first + node) * p.out_row + head * p.out_head + thread % 4 * 8);
 #pragma unroll
-        for (int eight = 0; eight < S::DIM / 8; ++eight) {
-          const int i = 4 * eight + 2 * row;
-          to[4 * eight] = make_float2(sums[i] * share, sums[i + 1] * share);
-        }
-        if (thread % 4 == 0) p.partial_lse[at] = log2_sum;
-      } else {
-        const int64_t at = (item.first + node) * p.out_row + head * p.out_head + column;
-        uint32_t* to = reinterpret_cast<uint32_t*>(static_cast<char*>(p.out) + 2 * at);
+      for (int four = 0; four < S::DIM / 32; ++four) {
+        uint32_t pairs[4];
 #pragma unroll
-        for (int eight = 0; eight < S::DIM / 8; ++eight) {
-          const int i = 4 * eight + 2 * row;
-          to[4 * eight] = Element::pack(sums[i] * share, sums[i + 1] * share);
+        for (int i = 0; i < 4; ++i) {
+          const int at = 16 * four + 4 * i + 2 * row;
+          pairs[i] = Element::pack(sums[at] * share, sums[at + 1] * share);
         }
-        if (p.lse != nullptr && thread % 4 == 0) {
-          constexpr float LN_2 = 0.6931471805599453f;
-          p.lse[(item.first + node) * p.lse_row + head * p.lse_head] = log2_sum * LN_2;
-        }
+        // By all lanes, whether or not their rows are real.
+        const uint4 eight = regroup(pairs);
+        if (real) *reinterpret_cast<uint4*>(to + 64 * four) = eight;
+      }
+      if (real && p.lse != nullptr && thread % 4 == 0) {
+        constexpr float LN_2 = 0.6931471805599453f;
+        p.lse[(item.first + node) * p.lse_row + head * p.lse_head] = log2_sum * LN_2;
       }
     }
   }
 
-  // Leaves this program's results of a tile for its cluster, where the tiles were. All consumers are
-  // done with them by then; the barrier of the cluster follows.
-  INLINE void leave(const Item& item, const Rows& rows, const float (&sums)[SUMS]) const {
-    consumers_sync<S::CONSUMERS>();
-    if (item.begin >= item.end) return;
+  INLINE void store_partial(
+      int64_t at, int row, float share, float log2_sum, const float (&sums)[SUMS]) const {
+    float2* to = reinterpret_cast<float2*>(p.partial + at * S::DIM + thread % 4 * 2);
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const int mine = group * 64 + own_row(row);
-      const uint32_t to = shared.left_row(mine) + thread % 4 * 8;
-#pragma unroll
-      for (int eight = 0; eight < S::DIM / 8; ++eight) {
-        const int i = 4 * eight + 2 * row;
-        store_shared_2(to + eight * 32, sums[i], sums[i + 1]);
-      }
-      if (thread % 4 == 0) store_shared_2(shared.left_totals(mine), rows.peak[row], rows.total[row]);
+    for (int eight = 0; eight < S::DIM / 8; ++eight) {
+      const int i = 4 * eight + 2 * row;
+      to[4 * eight] = make_float2(sums[i] * share, sums[i + 1] * share);
     }
+    if (thread % 4 == 0) p.partial_lse[at] = log2_sum;
   }
 
-  INLINE void combine(const Item& item) const {
-    combine_shares<Element, S>(p, shared, item);
+  // Results of all programs of the cluster; false where another one has this warp's rows.
+  INLINE bool gathered(const Item& item, Rows& rows, float (&sums)[SUMS]) {
+    const Slab slab = slab_of(p);
+    const int bytes = bytes_to_come<S>(p, item, slab.rank);
+    if (bytes > 0 && threadIdx.x == 128) {
+      barrier_expect(shared.received(), bytes);
+      barrier_arrive(shared.received());
+    }
+    // All programs are through with their tiles.
+    cluster_sync();
+    STAMP(CLUSTER);
+    const bool mine = slab.owner == slab.rank;
+    if (!mine && slab.rank < item.shares) send<S>(p, shared, slab, rows, sums);
+    STAMP(SENT);
+    if (bytes > 0) {
+      // Nobody ends, or takes the next item, before all that is sent here has arrived.
+      barrier_wait(shared.received(), received);
+      received ^= 1;
+    }
+    STAMP(ARRIVED);
+    if (mine) put_together<S>(p, shared, item, slab, rows, sums);
+    STAMP(TOGETHER);
+    return mine;
   }
 
   INLINE void run() {
@@ -257,6 +283,7 @@ struct Consumer {
     Item item;
     for (int number = first_item(p); find_item<S>(p, cursor, number, item);
          number += item_step(p)) {
+      STAMP(ITEM);
       Rows rows;
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
@@ -271,22 +298,28 @@ struct Consumer {
       float sums[SUMS];
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
+      STAMP(QUERIES);
       if (item.begin < item.end) attend(item, rows, sums);
+      STAMP(SUMS);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 1);
         rows.total[row] += __shfl_xor_sync(0xffffffff, rows.total[row], 2);
       }
+      bool mine = true;
       if (in_clusters(p)) {
-        leave(item, rows, sums);
-        cluster_arrive();
-        cluster_wait();
-        combine(item);
-      } else {
-        store(item, rows, sums);
+        mine = gathered(item, rows, sums);
+        // The next tiles come over what was read here.
+        publish_shared();
+        consumers_done<S::THREADS>();
       }
+      if (mine) store(item, rows, sums);
+      __syncwarp();
+      STAMP(STORED);
     }
+    STAMP(NO_ITEM);
     store_padding();
+    STAMP(DEVICE_END);
   }
 
   // Rows behind the last request: zeros that see nothing.

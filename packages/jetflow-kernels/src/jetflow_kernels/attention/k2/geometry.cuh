@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+constexpr int MOST_SHARES = 8;  // programs of a cluster
+
 // A kernel for one type, head dim and number of packed rows of a tile.
 template <int DIM_, int ROWS_>
 struct Shape {
@@ -20,18 +22,19 @@ struct Shape {
   static constexpr int Q_HALF_BYTES = 64 * 128;
   static constexpr int Q_GROUP_BYTES = HALVES * Q_HALF_BYTES;
   static constexpr int Q_BYTES = CONSUMERS * Q_GROUP_BYTES;
-  static constexpr int BARRIERS = 4 * STAGES;
+  static constexpr int BARRIERS = 4 * STAGES + 1;
   static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGES * TILE_BYTES + 8 * BARRIERS;
   // Registers of a thread at the start, and after the warpgroups have traded.
   static constexpr int REGISTERS = 65536 / (PROGRAMS * THREADS) / 8 * 8;
   static constexpr int PRODUCER_REGISTERS = 56;
   static constexpr int CONSUMER_REGISTERS = ROWS == 64 ? 200 : 224;
-  // Results that the programs of a cluster leave for each other, where keys and values were: sums in
-  // float32, then the largest score and the sum of weights of each row. Rows are 32 bytes longer
-  // than their values, so that the four rows that half a warp writes at once lie in different banks.
-  static constexpr int LEFT_ROW_BYTES = 4 * DIM + 32;
-  static constexpr int LEFT_BYTES = ROWS * (LEFT_ROW_BYTES + 8);
-  static_assert(LEFT_BYTES <= 2 * STAGES * TILE_BYTES, "");
+  // What the programs of a cluster send each other: the rows of one warp, a slab, as its lanes hold
+  // them, 16 bytes of each lane side by side; then the largest score and the sum of weights of its
+  // two rows. They arrive where keys and values were.
+  static constexpr int SLABS = ROWS / 16;
+  static constexpr int SLOT_BYTES = 64 * DIM + 512;
+  // A program puts every so many of the slabs together, and has a slot for each program.
+  static_assert((SLABS + MOST_SHARES - 1) * SLOT_BYTES <= 2 * STAGES * TILE_BYTES, "");
   static_assert(
       PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS == (1 + CONSUMERS) * REGISTERS, "");
 };
@@ -46,16 +49,16 @@ __device__ __forceinline__ int bucket_of(int rows) {
   return below + 1;
 }
 
-// plan.share_length: positions of each program of a cluster of 2^bits.
-__device__ __forceinline__ int share_length(int prefix, int rows, int bits) {
-  const int even = (prefix + bucket_of(rows) + (1 << bits) - 1) >> bits;
-  return (even + 63) / 64 * 64;
-}
-
 // n / d for a divisor that the host knows, by its inverse 2^32 / d + 1, or 0 for d = 1. Exact while
 // n d < 2^32. A division by an unknown number takes some 40 instructions that wait for each other.
 __device__ __forceinline__ int divided(int n, uint32_t inverse) {
   return inverse == 0 ? n : int(__umulhi(uint32_t(n), inverse));
+}
+
+// plan.share_length: positions of each program of a cluster, whose size has this inverse.
+__device__ __forceinline__ int share_length(int prefix, int rows, int cluster, uint32_t inverse) {
+  const int even = divided(prefix + bucket_of(rows) + cluster - 1, inverse);
+  return (even + 63) / 64 * 64;
 }
 
 // plan.chunk_length.

@@ -1,6 +1,6 @@
 """Starts the sm_90a kernel of tree attention on checked tensors; waits for nothing.
 
-The programs of a cluster share a tile and put their results together. Where ``plan.cluster_bits``
+The programs of a cluster share a tile and put their results together. Where ``plan.cluster_size``
 prefers pieces by length, the Triton version's merge does that. Importing this file imports Triton.
 """
 
@@ -43,12 +43,12 @@ _NUMBERS = (
     "heads",
     "group",
     "kv_heads",
-    "cluster_bits",
+    "cluster",
     "page",
     "box",
     "words",
 )
-_INVERSES = ("group_inverse", "kv_heads_inverse", "page_inverse")
+_INVERSES = ("group_inverse", "kv_heads_inverse", "page_inverse", "cluster_inverse")
 
 
 class Params(ctypes.Structure):
@@ -73,7 +73,7 @@ def launch(
     scale: float,
     tiles: plan.Tiles | None = None,
     programs: int | None = None,
-    cluster_bits: int | None = None,
+    cluster: int | None = None,
     early: bool = True,
 ) -> None:
     """Computes ``out`` and ``lse`` on the current stream; can be captured in a CUDA graph.
@@ -90,8 +90,8 @@ def launch(
         tiles: their rows choose the kernel; None: ``tiles_for`` the shapes.
         programs: how many programs share the work; None: as many as the device holds. Changes
             no bits.
-        cluster_bits: log2 of the programs that share a tile, or ``plan.BY_LENGTH``; None:
-            ``plan.cluster_bits`` of the shapes.
+        cluster: programs that share a tile, 1 to ``plan.MAX_CLUSTER``, or ``plan.BY_LENGTH``; None:
+            ``plan.cluster_size`` of the shapes.
         early: whether programs may be placed while the kernel ahead on the stream still runs; they
             wait for its end before they read or write anything. Changes no bits.
 
@@ -104,14 +104,14 @@ def launch(
         return
     variant = configuration_for(arguments, tiles)
     device = q.get_device()
-    if cluster_bits is None:
-        cluster_bits = _cluster_bits(arguments, variant)
+    if cluster is None:
+        cluster = _cluster_size(arguments, variant)
     programs = programs or _multiprocessors(device) * variant.programs
-    if cluster_bits != plan.BY_LENGTH:
-        programs = _in_clusters(arguments, variant, programs, cluster_bits)
-    partials = pieces_room(arguments) if cluster_bits == plan.BY_LENGTH else None
+    if cluster != plan.BY_LENGTH:
+        programs = _in_clusters(arguments, variant, programs, cluster)
+    partials = pieces_room(arguments) if cluster == plan.BY_LENGTH else None
     box = box_rows(pool.shape[1])
-    parameters = _params(arguments, out, lse, partials, box, cluster_bits)
+    parameters = _params(arguments, out, lse, partials, box, cluster)
     _set_scale(parameters, scale)
     with torch.cuda.device(device):
         driver.use_device(device)
@@ -121,33 +121,33 @@ def launch(
             variant.threads,
             torch.cuda.current_stream(device).cuda_stream,
             (parameters, _map(pool, box), _map(arguments.v_pool, box)),
-            cluster=1 << max(cluster_bits, 0),
+            cluster=max(cluster, 1),
             early=early,
         )
         if partials is not None:
             merge_pieces(arguments, out, lse, *partials, programs)
 
 
-def _cluster_bits(arguments: TreeAttentionArguments, variant: Configuration) -> int:
-    """``plan.cluster_bits`` of a call."""
+def _cluster_size(arguments: TreeAttentionArguments, variant: Configuration) -> int:
+    """``plan.cluster_size`` of a call."""
     rows, heads, _ = arguments.q.shape
-    kv_heads = arguments.k_pool.shape[2]
-    return plan.cluster_bits(
+    page, kv_heads = arguments.k_pool.shape[1:3]
+    return plan.cluster_size(
         *(rows, arguments.prefix_len.shape[0], heads // kv_heads, kv_heads),
+        capacity=arguments.page_table.shape[1] * page,
         tile_rows=variant.rows,
-        programs=variant.programs,
     )
 
 
 def _in_clusters(
-    arguments: TreeAttentionArguments, variant: Configuration, room: int, bits: int
+    arguments: TreeAttentionArguments, variant: Configuration, room: int, cluster: int
 ) -> int:
     """Programs to start: whole clusters that ``room`` holds, no more than there can be tiles."""
     rows, heads, _ = arguments.q.shape
     kv_heads = arguments.k_pool.shape[2]
     requests = arguments.prefix_len.shape[0]
     tiles = plan.most_tiles(rows, requests, heads // kv_heads, variant.rows)
-    return max(1, min(room >> bits, tiles * kv_heads)) << bits
+    return max(1, min(room // cluster, tiles * kv_heads)) * cluster
 
 
 def box_rows(page: int) -> int:
@@ -161,7 +161,7 @@ def _params(
     lse: Tensor | None,
     partials: tuple[Tensor, Tensor] | None,
     box: int,
-    cluster_bits: int,
+    cluster: int,
 ) -> Params:
     q, v_pool = arguments.q, arguments.v_pool
     tensors = (
@@ -185,8 +185,8 @@ def _params(
     return Params(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *strides,
-        *(rows, requests, heads, heads // kv_heads, kv_heads, cluster_bits, page, box, words),
-        *(inverse(heads // kv_heads), inverse(kv_heads), inverse(page)),
+        *(rows, requests, heads, heads // kv_heads, kv_heads, cluster, page, box, words),
+        *(inverse(heads // kv_heads), inverse(kv_heads), inverse(page), inverse(max(cluster, 1))),
     )
 
 

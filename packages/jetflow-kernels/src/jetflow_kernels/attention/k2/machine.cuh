@@ -14,9 +14,10 @@ INLINE void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers known to the copy engine. Other programs of a cluster never use them.
+// Makes initialised barriers known to the copy engine and to the other programs of the cluster.
 INLINE void barrier_init_done() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 INLINE void barrier_arrive(uint32_t barrier) {
@@ -58,44 +59,46 @@ INLINE void group_sync(int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
-// All threads of COUNT consumer warpgroups.
-template <int COUNT>
-INLINE void consumers_sync() {
-  asm volatile("bar.sync 3, %0;" ::"n"(128 * COUNT) : "memory");
+// Of all THREADS of a program, the producer waits for the consumers to be through with an item.
+template <int THREADS>
+INLINE void consumers_done() {
+  asm volatile("bar.arrive 3, %0;" ::"n"(THREADS) : "memory");
+}
+template <int THREADS>
+INLINE void wait_for_consumers() {
+  asm volatile("bar.sync 3, %0;" ::"n"(THREADS) : "memory");
 }
 
-// All threads of all programs of a cluster, in two halves. What was written before the first half is
-// read by the others after the second one.
-INLINE void cluster_arrive() {
+// All threads of all programs of a cluster come before one goes on. It publishes nothing: a release
+// would be a fence of the whole device in every warp. What comes before it are reads that have ended,
+// and what is sent behind it announces itself.
+INLINE void cluster_sync() {
   __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-INLINE void cluster_wait() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Reads what program ``peer`` of the cluster has at the address that is ``at`` here.
+// What program ``peer`` of the cluster has at the address that is ``at`` here.
 INLINE uint32_t peer_address(uint32_t at, int peer) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(peer));
   return there;
 }
 
-INLINE float4 load_peer_4(uint32_t there) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(there)
-               : "memory");
-  return v;
+// Sends 16 bytes to another program; they count at its barrier when they are there.
+INLINE void send_4(uint32_t there, uint32_t barrier, float a, float b, float c, float d) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+      " [%0], {%2, %3, %4, %5}, [%1];" ::"r"(there),
+      "r"(barrier), "f"(a), "f"(b), "f"(c), "f"(d)
+      : "memory");
 }
 
-INLINE float2 load_peer_2(uint32_t there) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(there)
+INLINE float4 load_shared_4(uint32_t at) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(at)
                : "memory");
   return v;
 }
@@ -143,10 +146,6 @@ INLINE void store_shared(uint32_t to, uint4 value) {
                : "memory");
 }
 
-INLINE void store_shared_2(uint32_t to, float first, float second) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
-}
-
 // Keeps the compiler from moving what a sum of weights was made of behind the wait that follows: a
 // store that never happens, as the sum is never negative.
 INLINE void finish_before(uint32_t unused, float sum) {
@@ -169,6 +168,12 @@ INLINE void give_registers() {
 INLINE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+INLINE float inverse_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

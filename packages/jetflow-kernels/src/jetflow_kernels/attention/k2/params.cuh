@@ -23,17 +23,20 @@ struct Params {
   int64_t lse_row, lse_head;
   int32_t rows, requests, heads, group;
   int32_t kv_heads;
-  // Log2 of the programs of a cluster, which share one tile and put their results together; -1:
-  // a request has as many pieces as its length asks for, put together by another kernel.
-  int32_t cluster_bits;
+  // Programs of a cluster, which share one tile and put their results together; 0: a request has as
+  // many pieces as its length asks for, put together by another kernel.
+  int32_t cluster;
   int32_t page;      // rows of a page
   int32_t box;       // rows that one bulk copy brings
   int32_t words;     // ancestor words of a row
-  // Of group, kv_heads and page: see divided().
-  uint32_t group_inverse, kv_heads_inverse, page_inverse;
+  // Of group, kv_heads, page and cluster: see divided().
+  uint32_t group_inverse, kv_heads_inverse, page_inverse, cluster_inverse;
   uint32_t q_keep;   // and-ed to two values of q: 0 where the scale is 0
   uint32_t q_flip;   // then xor-ed: the sign of the scale
   float factor;      // of the scores, positive, in powers of two
+#ifdef KERNEL_CLOCK
+  uint64_t* stamps;  // [programs, PHASES]: see clock.cuh
+#endif
 };
 
 // CUtensorMap of cuda.h, which is opaque.

@@ -19,9 +19,9 @@ struct Storage {
   INLINE uint32_t q(int group) const { return base + group * S::Q_GROUP_BYTES; }
   INLINE uint32_t keys(int stage) const { return base + S::Q_BYTES + stage * S::TILE_BYTES; }
   INLINE uint32_t values(int stage) const { return keys(S::STAGES + stage); }
-  // What this program leaves for the others of its cluster.
-  INLINE uint32_t left_row(int row) const { return keys(0) + row * S::LEFT_ROW_BYTES; }
-  INLINE uint32_t left_totals(int row) const { return left_row(S::ROWS) + 8 * row; }
+  // Where results of another program of the cluster arrive, and the barrier that says so.
+  INLINE uint32_t slot(int index) const { return keys(0) + index * S::SLOT_BYTES; }
+  INLINE uint32_t received() const { return barrier(4 * S::STAGES); }
   INLINE uint32_t barrier(int index) const { return keys(2 * S::STAGES) + 8 * index; }
   INLINE uint32_t keys_full(int stage) const { return barrier(stage); }
   INLINE uint32_t keys_empty(int stage) const { return barrier(S::STAGES + stage); }
@@ -116,15 +116,18 @@ INLINE void produce(
   Item item;
   Ring<S> ring;
   for (int number = first_item(p); find_item<S>(p, cursor, number, item); number += item_step(p)) {
+    STAMP(PRODUCER_ITEM);
     const int32_t* table = p.page_table + item.request * p.table_request;
     const int ragged = item.end & (p.box - 1);
     const int last_box = ragged != 0 ? item.end - ragged : -1;
     for (int start = item.begin; start < item.end; start += S::COLUMNS, ring.advance()) {
       const Box box = box_of<S>(p, item, table, start);
+      STAMP(PRODUCER_PAGE);
       barrier_wait(shared.keys_empty(ring.stage), ring.parity ^ 1);
       copy_boxes(p, keys, box, box.mine, shared.keys(ring.stage), shared.keys_full(ring.stage),
                  item.head);
       if (first_lane) barrier_arrive(shared.keys_full(ring.stage));
+      if (start == item.begin) STAMP(PRODUCER_COPIES);
 
       barrier_wait(shared.values_empty(ring.stage), ring.parity ^ 1);
       copy_boxes(p, values, box, box.mine && box.first != last_box, shared.values(ring.stage),
@@ -136,12 +139,11 @@ INLINE void produce(
       }
       if (first_lane) barrier_arrive(shared.values_full(ring.stage));
     }
+    STAMP(PRODUCER_LAST);
     if (in_clusters(p)) {
-      // Results lie where the tiles were until all programs of the cluster have read them.
-      cluster_arrive();
-      cluster_wait();
-      cluster_arrive();
-      cluster_wait();
+      // Results of the others lie where the tiles were until the consumers have read them.
+      cluster_sync();
+      wait_for_consumers<S::THREADS>();
     }
   }
 }

@@ -7,24 +7,24 @@
 // each consumer warp). Both sides walk the same work items in the same order, so the n-th tile that
 // is brought is the n-th that is read.
 //
-// The programs of a cluster take different pieces of the same tile. When a program is through with
-// its piece, it leaves its results in shared memory where the tiles were (consumer.cuh), and after a
-// barrier of the cluster every program puts a share of the rows together (combine.cuh). After a
-// second barrier shared memory is free for the tiles of the next item, or the program may end.
+// The programs of a cluster take different pieces of the same tile. When all of them are through with
+// their tiles, which a barrier of the cluster says, each sends the others the rows that those put
+// together (combine.cuh). It ends, or goes on to the next item, when what is sent to it has arrived
+// and was read.
 //
-// Estimated time line of one program, cluster of 8, 64 rows behind 1024 (a tile and a half), 1.75
-// GHz, head dim 128; cycles from the start of the program, a measurement may refute it:
+// Estimated time line of one program, cluster of 6, 64 rows behind 1024 (a tile and a half), 1.75
+// GHz, head dim 128; cycles from the start of the program. Build with KERNEL_CLOCK to see (clock.cuh).
 //      0  barriers made, maps prefetched, end of the kernel before awaited
 //    400  one request: 3 loads, few instructions, no division (older versions: some 2300)
-//    900  table entry loaded, first copies of keys and values started; queries on their way
-//   1800  first keys there (memory, not cache), queries published
-//   2800  scores of 128 columns (16 multiplications of 64 cycles; tensor cores are the limit)
-//   3700  their exponentials, nothing under way beside them (first tile)
-//   4700  their sums; then half a tile: 500 + 500 + 500
-//   6200  results left in shared memory, 300; first barrier and its fence, 400
-//   7200  shares read from 8 programs, 300; put together and written, 200
-//   7700  second barrier, end; with 700 cycles of launch behind the kernel before: 8400 = 4.8 us
-// Each further tile of 128 columns takes 2650 cycles (measured over long prefixes: 1.5 us).
+//    700  table entry loaded, first copies of keys and values started; queries on their way
+//   1600  first keys there (memory, not cache), queries published
+//   2700  scores of 128 columns (16 multiplications of 64 cycles; tensor cores are the limit)
+//   3900  their exponentials, nothing under way beside them (first tile)
+//   4900  their sums; then half a tile: 500 + 700 + 500
+//   6700  barrier of the cluster, 200; slabs sent, 500
+//   7400  put together, 500, and written, 200
+//   8100  end; with 700 cycles of launch behind the kernel before: 8800 = 5 us
+// Each further tile of 128 columns takes 2650 cycles (measured over long prefixes on an H200: 1.45 us).
 //
 // Why nobody waits for ever: the producer brings K0 V0 K1 V1 ... and completes a tile before it
 // waits for room for the next. Room for Kn or Vn needs tile n - STAGES to be read, and a consumer
@@ -35,6 +35,9 @@
 
 template <class Element, class S>
 INLINE void run_program(const Params& p, const TensorMap* keys, const TensorMap* values) {
+  STAMP(DEVICE_BEGIN);
+  STAMP(BEGIN);
+  STAMP(MULTIPROCESSOR);
   // The swizzle of the copies and that of the multiplications agree at multiples of 1024 only.
   extern __shared__ __align__(1024) unsigned char memory[];
   Storage<S> shared{shared_address(memory)};
@@ -49,10 +52,14 @@ INLINE void run_program(const Params& p, const TensorMap* keys, const TensorMap*
       barrier_init(shared.keys_empty(stage), 4 * S::CONSUMERS);
       barrier_init(shared.values_empty(stage), 4 * S::CONSUMERS);
     }
+    barrier_init(shared.received(), 1);
     barrier_init_done();
   }
   admit_kernel_behind();
   wait_for_kernel_before();
+  STAMP(ADMITTED);
+  // Pages are asked for when the lengths are known; a request alone has its first ones in this line.
+  if (threadIdx.x == 32 && p.requests == 1) prefetch_line(p.page_table);
   __syncthreads();
 
   if (threadIdx.x < 128) {

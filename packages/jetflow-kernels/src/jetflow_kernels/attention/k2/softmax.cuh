@@ -85,6 +85,23 @@ INLINE void shrink_sums(float (&sums)[COUNT], const float (&shrink)[2]) {
   for (int i = 0; i < COUNT; ++i) sums[i] *= shrink[i / 2 % 2];
 }
 
+// Each lane of four has two values of every one of four groups of eight; then each has all eight
+// values of the group of its number.
+INLINE uint4 regroup(const uint32_t (&pairs)[4]) {
+  uint32_t mine[4] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const uint32_t got = __shfl_xor_sync(0xffffffff, upper ? mine[i] : mine[i + step], step);
+      if (upper) mine[i] = got; else mine[i + step] = got;
+    }
+  }
+  return make_uint4(mine[0], mine[1], mine[2], mine[3]);
+}
+
 // Sums of 16 x 8 columns become inputs of 16 columns: both lay rows and columns out alike.
 template <class Element, int COUNT>
 INLINE void pack_weights(const float (&weights)[COUNT], uint32_t (&packed)[COUNT / 2]) {

@@ -3,10 +3,9 @@
 // so that nothing has to be passed between them and one graph serves every batch. The programs of a
 // cluster take the same tile, each another piece of it.
 #pragma once
+#include "clock.cuh"
 #include "geometry.cuh"
 #include "machine.cuh"
-
-constexpr int MOST_SHARES = 8;  // programs of a cluster
 
 struct Item {
   int request;
@@ -35,7 +34,12 @@ struct Request {
   int tiles = 0;
 };
 
-INLINE bool in_clusters(const Params& p) { return p.cluster_bits > 0; }
+INLINE bool in_clusters(const Params& p) { return p.cluster > 1; }
+INLINE int cluster_of(const Params& p) { return divided(blockIdx.x, p.cluster_inverse); }
+// Which program of its cluster this is.
+INLINE int rank_of(const Params& p) {
+  return in_clusters(p) ? blockIdx.x - cluster_of(p) * p.cluster : 0;
+}
 
 template <class S>
 INLINE Request request_at(const Params& p, int index) {
@@ -44,8 +48,8 @@ INLINE Request request_at(const Params& p, int index) {
   request.count = __ldg(p.cu_nodes + (index + 1) * p.cu_stride) - request.first;
   request.prefix = __ldg(p.prefix_len + index * p.prefix_stride);
   request.tiles = (request.count * p.group + S::ROWS - 1) / S::ROWS;
-  if (p.cluster_bits >= 0) {
-    request.chunk = share_length(request.prefix, request.count, p.cluster_bits);
+  if (p.cluster > 0) {
+    request.chunk = share_length(request.prefix, request.count, p.cluster, p.cluster_inverse);
     request.pieces = 1;
   } else {
     request.chunk = chunk_length(request.prefix, request.count, p.heads);
@@ -63,9 +67,9 @@ INLINE int items_of(const Params& p, const Request& request) {
 INLINE void describe(
     const Params& p, const Request& request, int index, int within, int place, Item& item) {
   const int rest = divided(within, p.kv_heads_inverse);
-  const bool listed = p.cluster_bits < 0;
+  const bool listed = p.cluster == 0;
   const int above = listed ? rest / request.tiles : 0;
-  const int piece = listed ? above : blockIdx.x & ((1 << p.cluster_bits) - 1);
+  const int piece = listed ? above : rank_of(p);
   const int tree = request.count < 64 * p.words ? request.count : 64 * p.words;
   item.request = index;
   item.first = request.first;
@@ -130,5 +134,7 @@ INLINE bool find_item(const Params& p, Cursor& cursor, int number, Item& item) {
 }
 
 // The items of a program: those of its cluster, or every so many of the list.
-INLINE int first_item(const Params& p) { return in_clusters(p) ? blockIdx.x >> p.cluster_bits : blockIdx.x; }
-INLINE int item_step(const Params& p) { return in_clusters(p) ? gridDim.x >> p.cluster_bits : gridDim.x; }
+INLINE int first_item(const Params& p) { return in_clusters(p) ? cluster_of(p) : blockIdx.x; }
+INLINE int item_step(const Params& p) {
+  return in_clusters(p) ? divided(gridDim.x, p.cluster_inverse) : gridDim.x;
+}
