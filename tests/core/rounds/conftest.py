@@ -26,20 +26,24 @@ from jetflow_core.target import Target
 from torch import Tensor
 
 TAPS = (0, 1, 3)
+KINDS = ("first", "hidden", "wrong")
 
 
 class ScriptedDraft:
     """A ``RoundDrafter`` that knows whole texts.
 
     Kinds: "first" puts the right token first at every depth, "hidden" at some rank, so that the
-    accepted rows are not adjacent, "wrong" leaves it out.
+    accepted rows are not adjacent, "wrong" leaves it out. "mixed" treats one text in one of these
+    ways and the next in another.
     """
 
     row_bytes, scratch_rows, reads_features = 0, 0, False
 
     def __init__(self, texts: Sequence[Sequence[int]], kind: str, *, depth: int = 5) -> None:
-        self.depth, self._kind = depth, kind
+        self.depth = depth
         self._texts = [tuple(text) for text in texts]
+        all_kinds = [*KINDS] if kind == "mixed" else [kind]
+        self._kinds = [KINDS.index(all_kinds[i % len(all_kinds)]) for i in range(len(texts))]
         self.begun: list[tuple[int, ...]] = []
 
     @property
@@ -49,15 +53,19 @@ class ScriptedDraft:
     def allocate(self, *, pages: int, page: int, slots: int) -> None:
         longest = max(map(len, self._texts)) + self.depth
         self._known = torch.zeros(slots, longest, dtype=torch.int32)
+        self._kind = torch.zeros(slots, dtype=torch.int64)
 
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
         self.begun.append(tuple(tokens))
-        text = next(each for each in self._texts if each[: len(tokens)] == tuple(tokens))
+        index = next(i for i, t in enumerate(self._texts) if t[: len(tokens)] == tuple(tokens))
+        text = self._texts[index]
+        self._kind[slot].fill_(self._kinds[index])
         self._known[slot].fill_(0)
         self._known[slot, : len(text)] = torch.tensor(text, dtype=torch.int32)
 
     def move(self, source: int, goal: int) -> None:
         self._known[goal].copy_(self._known[source])
+        self._kind[goal].copy_(self._kind[source])
 
     def absorb(self, rows: CommittedRows) -> None:
         raise AssertionError("nobody asked for features")
@@ -66,11 +74,12 @@ class ScriptedDraft:
         width, steps = 4, torch.arange(1, self.depth + 1)
         places = (inputs.prefix_len[:, None] + steps).clamp(max=self._known.shape[1] - 1)
         right = self._known[inputs.slots].gather(1, places.long())
-        rank = (places * 7 + steps * 3) % width if self._kind == "hidden" else 0 * places
-        shift = (torch.arange(width) - rank[..., None]) % width + (self._kind == "wrong")
-        tokens = (right[..., None] + shift) % 128
-        steep = 3.0 if self._kind == "first" else 0.6
-        scores = -0.1 - steep * torch.arange(width).expand(*tokens.shape)
+        first, hidden, wrong = (
+            (self._kind[inputs.slots] == kind).int()[:, None, None] for kind in range(3)
+        )
+        rank = hidden * ((places * 7 + steps * 3) % width)[..., None]
+        tokens = (right[..., None] + (torch.arange(width) - rank) % width + wrong) % 128
+        scores = -0.1 - (0.6 + 2.4 * first) * torch.arange(width).expand(*tokens.shape)
         return tokens.int(), scores[:, :, None]
 
 
@@ -126,14 +135,18 @@ def runner(tiny_stack: DecoderStack) -> Callable[..., RoundRunner]:
     """Makes a runner with pages of 4 rows: `runner(drafter, pages=.., budget=.., slots=..)`."""
 
     def make(
-        drafter: RoundDrafter | None = None, *, pages: int = 400, budget: int | Budgets = 16,
-        slots: int = 4, stack: DecoderStack = tiny_stack, prefill_rows: int = 8,
+        drafter: RoundDrafter | None = None, *, pages: int = 400,
+        budget: int | Budgets | None = None, slots: int = 4,
+        stack: DecoderStack = tiny_stack, prefill_rows: int = 8,
     ) -> RoundRunner:  # fmt: skip
         row = row_bytes(stack, drafter) if drafter else row_bytes(stack, _nothing())
         settings = RunnerSettings(
             memory=pages * 4 * row, slots=slots, page=4, prefill_rows=prefill_rows
         )
-        budgets = FixedBudget(budget) if isinstance(budget, int) else budget
+        usual = 16 if drafter else 1
+        budgets = budget or usual
+        if isinstance(budgets, int):
+            budgets = FixedBudget(budgets)
         return RoundRunner(stack, drafter, settings, budgets=budgets)
 
     return make

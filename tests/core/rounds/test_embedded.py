@@ -48,7 +48,7 @@ def test_one_request_and_sixteen_that_are_admitted_and_preempted(
     prompts = [tuple(tokenizer.encode(text)) for text in TEXTS]
     answers = [greedy(model, prompt, 6) for prompt in prompts]
     every = [(prompts[i % 2], answers[i % 2], 4 + i % 3) for i in range(16)]
-    alone = runner.generate([request(prompts[1], 5)])[0]
+    alone = runner.generate([request(prompts[1], 6)])[0]
     assert tuple(alone.tokens) == answers[1]
     found = runner.generate([request(prompt, count) for prompt, _, count in every])
     for result, (_, wanted, count) in zip(found, every, strict=True):

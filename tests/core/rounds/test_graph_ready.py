@@ -70,7 +70,7 @@ def _as_on_a_gpu(made: RoundRunner) -> dict[Hashable, list[list[str]]]:
 
 @pytest.fixture(scope="module")
 def stack(tiny_model: Callable[..., Any]) -> Iterator[DecoderStack]:
-    yield stack_of_model(tiny_model("qwen3"), taps=(0, 1, 3), ops=OnDevice())
+    yield stack_of_model(tiny_model("qwen3", num_hidden_layers=2), taps=(0, 1), ops=OnDevice())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,8 @@ def test_every_run_of_a_size_does_the_same(
         SamplingParams(max_new_tokens=2 + 2 * i, temperature=0.7 * (i % 2), seed=i)
         for i in range(4)
     ]
-    loaded = head_for_tiny_target(**{"candidates": 40, **changes})
+    sizes = {"candidates": 40, "num_layers": 1, "num_target_layers": 2, "target_layer_ids": (0, 1)}
+    loaded = head_for_tiny_target(**{**sizes, **changes})
 
     def made() -> RoundRunner:
         return runner(head_round(loaded, stack), stack=stack, budget=unequal(), pages=60, slots=3)

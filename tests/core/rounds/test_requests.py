@@ -84,6 +84,9 @@ def test_wrong_sizes_are_refused(runner: Runner) -> None:
     for rows in (0, 257):
         with pytest.raises(ValueError, match=f"budget {rows} is out of range: 1 to 256"):
             FixedBudget(rows)
+    with pytest.raises(ValueError, match=r"without a draft .* budget is 1, got 2"):
+        runner(budget=2)
+    for rows in (0, 257):
         with pytest.raises(ValueError, match=f"(1 to 256 rows|at least 1), got {rows}"):
             runner(prefill_rows=rows)
     for name in ("memory", "slots", "page", "prefill_rows"):

@@ -11,6 +11,7 @@ from jetflow_core.sampling import SamplingParams
 
 VOCAB, DEPTH, COUNT = 128, 5, 14
 SLOW = pytest.mark.slow
+ALL = ("hidden", "first", "wrong")
 KINDS = ("hidden", pytest.param("first", marks=SLOW), pytest.param("wrong", marks=SLOW))
 Runner = Callable[..., RoundRunner]
 Answer = Callable[..., list[Finished]]
@@ -82,7 +83,7 @@ def test_sixteen_requests_that_come_go_and_are_preempted(
 ) -> None:  # fmt: skip
     """With 20 pages of 4 rows six requests of up to 32 rows do not fit for long."""
     prompts = _prompts(16, seed=1, longest=6)
-    params = [SamplingParams(max_new_tokens=5 + 3 * (i % 4), seed=i) for i in range(16)]
+    params = [SamplingParams(max_new_tokens=4 + 2 * (i % 4), seed=i) for i in range(16)]
     wanted = _plain(plain_engine, prompts, params)
     drafter = scripted([(*each.prompt, *each.tokens) for each in wanted], kind)
     made = runner(drafter, slots=slots, pages=pages, budget=unequal())
@@ -98,9 +99,12 @@ def test_sixteen_requests_that_come_go_and_are_preempted(
         assert again, "somebody came back with a part of its answer"
 
 
-@pytest.mark.parametrize("budget", [16, pytest.param(1, marks=SLOW)])
+@pytest.mark.parametrize(
+    ("budget", "pages"),
+    [(16, 24), pytest.param(16, 400, marks=SLOW), pytest.param(1, 14, marks=SLOW)],
+)
 def test_a_seed_gives_the_tokens_that_it_gives_everywhere(
-    runner: Runner, answer: Answer, scripted: Any, plain_engine: Engine, budget: int
+    runner: Runner, answer: Answer, scripted: Any, plain_engine: Engine, budget: int, pages: int
 ) -> None:
     """Greedy, hot and cold requests side by side, one of them preempted."""
     params = [
@@ -109,16 +113,14 @@ def test_a_seed_gives_the_tokens_that_it_gives_everywhere(
     ]
     wanted = _plain(plain_engine, PROMPTS, params)
     texts = [(*each.prompt, *each.tokens) for each in wanted]
-    few = 24 if budget > 1 else 14
-    for pages in (400, few):
-        made = runner(scripted(texts, "hidden"), budget=budget, pages=pages)
-        found = answer(made, PROMPTS, params)
-        assert [tuple(each.tokens) for each in found] == [each.tokens for each in wanted]
-        assert any(each.preemptions for each in found) == (pages == few)
-        assert budget == 1 or sum(each.rounds for each in found) < 3 * 12
+    made = runner(scripted(texts, "hidden"), budget=budget, pages=pages)
+    found = answer(made, PROMPTS, params)
+    assert [tuple(each.tokens) for each in found] == [each.tokens for each in wanted]
+    assert any(each.preemptions for each in found) == (pages < 400)
+    assert budget == 1 or sum(each.rounds for each in found) < 3 * 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["mixed", *(pytest.param(kind, marks=SLOW) for kind in ALL)])
 def test_each_request_is_as_if_alone(
     runner: Runner, answer: Answer, scripted: Any, texts: list[tuple[int, ...]], kind: str
 ) -> None:

@@ -68,7 +68,7 @@ class RoundRunner:
         stack: the target, tapped as the drafter wants it.
         drafter: proposes; None: plain decoding.
         settings: sizes.
-        budgets: rows of each tree; None: 64.
+        budgets: rows of each tree; None: 64, or 1 without a draft.
         backend: the steps of a round; None: those installed for the device.
         imposed: takes the place of the target's picks; None: nothing does.
 
@@ -89,7 +89,11 @@ class RoundRunner:
         self.backend = round_ops_for(stack.device) if backend is None else backend
         self._stack = stack
         self._drafter: RoundDrafter = NoDraft() if drafter is None else drafter
-        self._budgets: Budgets = FixedBudget(64) if budgets is None else budgets
+        self._budgets: Budgets = _default_budget(self._drafter) if budgets is None else budgets
+        if self._drafter.depth == 0 and self._budgets.most > 1:
+            raise ValueError(
+                f"without a draft a tree is its root: the budget is 1, got {self._budgets.most}"
+            )
         scratch = max(self._budgets.most, self._drafter.scratch_rows)
         self.pages = pages_in(
             settings.memory, page=settings.page, row_bytes=row_bytes(stack, self._drafter)
@@ -308,6 +312,10 @@ class RoundRunner:
             accepted=int(record[_ACCEPTED]),
             rows=int(record[_ROWS]),
         )
+
+
+def _default_budget(drafter: RoundDrafter) -> FixedBudget:
+    return FixedBudget(64 if drafter.depth else 1)
 
 
 def row_bytes(stack: DecoderStack, drafter: RoundDrafter) -> int:
