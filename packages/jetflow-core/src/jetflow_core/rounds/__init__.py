@@ -8,7 +8,8 @@ from jetflow_core.rounds.jobs import Step
 from jetflow_core.rounds.ops import AcceptedBatch, RoundOps, TopTokens, TreeBatch
 from jetflow_core.rounds.requests import Finished, NotOnDevice, RoundRequest
 from jetflow_core.rounds.round import ImposedPicks
-from jetflow_core.rounds.runner import RoundRunner, RunnerSettings, row_bytes
+from jetflow_core.rounds.runner import RoundRunner
+from jetflow_core.rounds.settings import RunnerSettings, row_bytes
 from jetflow_core.rounds.torch_ops import TorchRoundOps
 
 __all__ = [

@@ -26,7 +26,7 @@ def round_candidates(
         embedding: the target's embedding ``[vocab, hidden]``.
         roots: int32 ``[R]``.
         hidden: ``[R, D, hidden]``, the head's rows of depths 1..D, D at least 1.
-        logits: ``[R, D, vocab]`` of these rows; changed: the path term of the roots is added.
+        logits: ``[R, D, vocab]`` of these rows.
 
     Returns:
         int32 ``[R, D, K]``, and ``[R, D, P, K]`` of at least float32, P = K with a path term.
@@ -34,17 +34,16 @@ def round_candidates(
     requests, depth, vocabulary = logits.shape
     width = min(head.config.candidates, vocabulary)
     pool = min(max(width, head.config.candidate_pool), vocabulary)
-    if head.path is not None:
-        # The parent of depth 1 is the root, which is known: its term is exact over all tokens.
-        vectors = head.path.parent_vectors(embedding[roots], hidden[:, 0])
-        logits[:, 0] += head.path.bias(vectors).to(logits.dtype)
     top = ops.depth_topk(logits.flatten(0, 1), pool)
     tokens = top.tokens.view(requests, depth, pool)
     scores = top.log_probs.view(requests, depth, pool)
     if head.path is None:
         return tokens, scores.unsqueeze(2)
+    # The parent of depth 1 is the root, which is known: its term is exact over all tokens.
+    bias = head.path.bias(head.path.parent_vectors(embedding[roots], hidden[:, 0]))
+    first = ops.depth_topk(_wide(logits[:, 0]) + bias, width)
+    first_tokens, first_scores = first.tokens, first.log_probs
     deeper = _along_paths if pool > width else _each_depths_best
-    first_tokens, first_scores = tokens[:, 0, :width], scores[:, 0, :width]
     found, table = deeper(
         head.path, embedding, hidden[:, 1:], (first_tokens.long(), first_scores),
         tokens[:, 1:].long(), scores[:, 1:],
@@ -54,6 +53,11 @@ def round_candidates(
         torch.cat([first_tokens[:, None], found.int()], dim=1),
         torch.cat([first_table, table], dim=1).clamp(max=0.0),
     )
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """At least float32: rounding the sum of logit and path term would make ties."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def tempered(log_probs: Tensor, temperatures: Tensor) -> Tensor:

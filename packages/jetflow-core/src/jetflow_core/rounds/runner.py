@@ -21,34 +21,12 @@ from jetflow_core.rounds.pool import PageTables, pages_in
 from jetflow_core.rounds.prefill import PrefillProgram
 from jetflow_core.rounds.requests import Finished, RoundRequest
 from jetflow_core.rounds.round import ImposedPicks, RoundProgram
+from jetflow_core.rounds.settings import RunnerSettings, row_bytes
 from jetflow_core.rounds.state import RECORD, RoundState
 from jetflow_core.rounds.transfer import Download, Upload
 from jetflow_core.stacks import DecoderStack, KVPools
 
 _COUNT, _ACCEPTED, _ROWS, _BROKEN, _VALID = range(len(RECORD))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunnerSettings:
-    """Sizes of a runner.
-
-    Raises:
-        ValueError: one is below 1.
-    """
-
-    memory: int
-    """Bytes for the pages of target and drafter together."""
-    slots: int = 8
-    """Requests held at once."""
-    page: int = 64
-    """Rows of a page."""
-    prefill_rows: int = 256
-    """Rows of a prompt that are read between two rounds."""
-
-    def __post_init__(self) -> None:
-        for name in ("memory", "slots", "page", "prefill_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -316,10 +294,3 @@ class RoundRunner:
 
 def _default_budget(drafter: RoundDrafter) -> FixedBudget:
     return FixedBudget(64 if drafter.depth else 1)
-
-
-def row_bytes(stack: DecoderStack, drafter: RoundDrafter) -> int:
-    """Bytes of one row in all pools of a target and its drafter."""
-    shape = stack.shape
-    row = shape.num_kv_heads * shape.head_dim * stack.dtype.itemsize
-    return 2 * shape.num_layers * row + drafter.row_bytes
