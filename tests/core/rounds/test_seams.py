@@ -139,3 +139,24 @@ def test_a_draft_that_is_no_distribution_is_a_plain_step(
     assert [tuple(each.tokens) for each in found] == [each.tokens for each in wanted[:2]]
     assert [each.drafts_refused > 0 for each in found] == [False, True]
     assert found[0].rounds == 2
+
+
+def test_a_round_starts_before_the_one_before_it_is_read(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the device would wait for the host; only the last record is read with nothing to do."""
+    made = runner()
+    told: list[str] = []
+    records: Any = made._records
+    for holder, name in ((made.programs, "run"), (records, "read")):
+        base = getattr(holder, name)
+        monkeypatch.setattr(
+            holder, name, lambda *args, name=name, base=base: (told.append(name), base(*args))[1]
+        )
+    params = SamplingParams(max_new_tokens=6)
+    requests = [RoundRequest.of(p, params, eos_ids=(), vocab_size=128) for p in PROMPTS[1:2]]
+    steps = list(made.run(requests))
+    assert len(steps) == 6
+    prompt, *rounds = told
+    assert prompt == "run"
+    assert rounds == ["run", *["run", "read"] * 5, "read"]
