@@ -72,7 +72,8 @@ class Costs:
     item: float
     """A tile of any length: its launch, first loads, and results."""
     share: float = 1.5
-    """What programs of a cluster wait for each other and send."""
+    """What programs of a cluster wait for each other and send: estimated, where 3.2 were measured
+    when they fetched each other's results."""
     merge: float = 6.0
     """The second kernel, and the partial results it reads."""
 
