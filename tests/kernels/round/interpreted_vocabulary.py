@@ -33,6 +33,8 @@ def logits_with_ties(rows: int, vocabulary: int, dtype: torch.dtype) -> Tensor:
         (2, 37, 37, torch.float16),
         (3, 4097, 5, torch.float32),
         (2, 9000, 16, torch.bfloat16),
+        (2, 128, 128, torch.bfloat16),
+        (1, 20011, 128, torch.bfloat16),
         (1, 20011, 128, torch.float32),
     ],
 )
@@ -57,8 +59,9 @@ def test_a_certain_token_is_not_above_certain() -> None:
     assert found.log_probs.tolist() == [[0.0, -500.0]]
 
 
-def test_rows_that_are_no_distribution_say_so_and_spare_the_others() -> None:
-    logits = logits_with_ties(5, 5000, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_that_are_no_distribution_say_so_and_spare_the_others(dtype: torch.dtype) -> None:
+    logits = logits_with_ties(5, 5000, dtype)
     logits[1, 4999] = torch.nan
     logits[2, 77] = torch.inf
     logits[3] = -torch.inf
@@ -77,8 +80,9 @@ def test_rows_that_are_no_distribution_say_so_and_spare_the_others() -> None:
     assert broken.tolist() == [True, True, False, False, False]
 
 
-def test_rows_may_lie_apart() -> None:
-    wide = logits_with_ties(3, 4500, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_may_lie_apart(dtype: torch.dtype) -> None:
+    wide = logits_with_ties(3, 4500, dtype)
     logits = wide[:, :4200]
     assert not logits.is_contiguous()
     assert torch.equal(pick_argmax(logits)[0], pick_argmax_reference(logits.clone())[0])

@@ -22,6 +22,8 @@ from jetflow_kernels.round.build_sizes import (
 from jetflow_kernels.round.build_sweep_kernel import sweep_kernel
 from jetflow_kernels.round.commit_kernel import commit_kernel, slots_kernel
 from jetflow_kernels.round.expand_kernel import all_children_kernel
+from jetflow_kernels.round.topk import lines_of, warps_of
+from jetflow_kernels.round.topk_kernel import narrow_merge_kernel, narrow_part_kernel
 from jetflow_kernels.round.vocabulary_kernel import (
     argmax_merge_kernel,
     argmax_part_kernel,
@@ -61,6 +63,8 @@ TOPK_MERGE = (
     "part_keys:*i64 part_maxima:*fp32 part_sums:*fp32 tokens:*i32 log_probs:*fp32 lse:*fp32 "
     "parts:i32 count:i32"
 )
+NARROW_PART = TOPK_PART.replace("part_keys:*i64", "part_keys:*i32")
+NARROW_MERGE = "logits:*bf16 stride:i32 " + TOPK_MERGE.replace("part_keys:*i64", "part_keys:*i32")
 ARGMAX_PART = "logits:*bf16 part_keys:*i64 part_broken:*i32 stride:i32 vocabulary:i32 parts:i32"
 SLOTS = (
     "page_table:*i32 prefix_len:*i32 num_nodes:*i32 slots:*i64 table_stride:i32 max_pages:i32 "
@@ -197,6 +201,34 @@ def test_commit(tmp_path: Path, steps: int) -> None:
     assert len(fences) == 1
     assert sum(i < fences[0] for i in reads) == wide
     assert sum(i < fences[0] for i in writes) == 0
+
+
+@pytest.mark.parametrize(
+    ("logits", "size"),
+    [
+        ("bf16", 2048),
+        pytest.param("fp16", 2048, marks=pytest.mark.slow),
+        pytest.param("bf16", 16384, marks=pytest.mark.slow),
+        pytest.param("fp16", 32, marks=pytest.mark.slow),
+    ],
+)
+def test_parts_of_16_bit_logits(tmp_path: Path, logits: str, size: int) -> None:
+    signature = NARROW_PART.replace("bf16", logits)
+    for aligned in ("stride vocabulary", ""):
+        binary = compiled(narrow_part_kernel, signature, warps_of(size), lines_of(size), aligned)
+        ptx = check(binary, tmp_path)
+        if aligned and size >= 2048:
+            assert ptx.count("ld.global.v4") == size // 8 // 32 // warps_of(size)
+        # One instruction finds the greatest key of a warp: before the loop and in it.
+        assert ptx.count("redux.sync") == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "keys"), [(16, 2048), pytest.param(128, 8192, marks=pytest.mark.slow)]
+)
+def test_merge_of_16_bit_logits(tmp_path: Path, count: int, keys: int) -> None:
+    sizes = {"PART": 2048, "PARTS": 128, "COUNT": count, **lines_of(keys)}
+    check(compiled(narrow_merge_kernel, NARROW_MERGE, warps_of(keys), sizes), tmp_path)
 
 
 @pytest.mark.parametrize(

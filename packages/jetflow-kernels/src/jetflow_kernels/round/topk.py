@@ -20,6 +20,10 @@ MOST_CANDIDATES = 128
 MOST_VOCABULARY = 2**20
 PART = 4096
 """Logits that one program reads: 38 programs a row for 151,936 tokens."""
+NARROW_PART = 2048
+"""As ``PART`` for logits of 16 bits, which one warp holds: 75 programs a row."""
+_LINE = 256
+"""Keys side by side: 8 of each lane, which are 16 bytes of logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -98,6 +102,12 @@ def depth_topk_reference(logits: Tensor, count: int, *, out: TopTokens | None = 
 
 @torch.library.custom_op("jetflow_kernels::depth_topk", mutates_args=("tokens", "log_probs", "lse"))
 def _depth_topk(logits: Tensor, tokens: Tensor, log_probs: Tensor, lse: Tensor) -> None:
+    launch = _select_wide if logits.dtype == torch.float32 else _select_narrow
+    launch(logits, tokens, log_probs, lse)
+
+
+def _select_wide(logits: Tensor, tokens: Tensor, log_probs: Tensor, lse: Tensor) -> None:
+    """With keys of 64 bits: a logit of 32 above its token."""
     from jetflow_kernels.round.vocabulary_kernel import topk_merge_kernel, topk_part_kernel
 
     rows, vocabulary = logits.shape
@@ -117,26 +127,64 @@ def _depth_topk(logits: Tensor, tokens: Tensor, log_probs: Tensor, lse: Tensor) 
         )  # fmt: skip
 
 
+def _select_narrow(logits: Tensor, tokens: Tensor, log_probs: Tensor, lse: Tensor) -> None:
+    """With keys of 32 bits: a logit of 16 above its place."""
+    from jetflow_kernels.round.topk_kernel import narrow_merge_kernel, narrow_part_kernel
+
+    rows, vocabulary = logits.shape
+    count = tokens.shape[1]
+    part, parts = split_vocabulary(vocabulary, count, NARROW_PART)
+    device = logits.device
+    with device_of(narrow_part_kernel, logits):
+        keys = torch.empty(rows, parts, count, dtype=torch.int32, device=device)
+        maxima, sums = torch.empty(2, rows, parts, dtype=torch.float32, device=device)
+        narrow_part_kernel[(rows, parts)](
+            logits, keys, maxima, sums, logits.stride(0), vocabulary, parts, count,
+            **lines_of(part), num_warps=warps_of(part),
+        )  # fmt: skip
+        merged = power_of_two(parts * count, least=32)
+        narrow_merge_kernel[(rows,)](
+            logits, keys, maxima, sums, tokens, log_probs, lse, logits.stride(0), parts, count,
+            PART=part, PARTS=power_of_two(parts), COUNT=power_of_two(count),
+            **lines_of(merged), num_warps=warps_of(merged),
+        )  # fmt: skip
+
+
 @_depth_topk.register_fake
 def _(logits: Tensor, tokens: Tensor, log_probs: Tensor, lse: Tensor) -> None:
     """The results are written in place; nothing is made."""
 
 
-def split_vocabulary(vocabulary: int, count: int) -> tuple[int, int]:
+def split_vocabulary(vocabulary: int, count: int, most: int = PART) -> tuple[int, int]:
     """Logits of one part, and the parts of a row.
 
     Args:
         vocabulary: V.
         count: tokens wanted of each part.
+        most: logits of a part, if not more are needed.
 
     Returns:
         The size of a part, a power of two; the number of parts. Few enough that one program can
         hold all keys of a row, 8192 of them.
     """
-    part = power_of_two(min(vocabulary, PART), least=32)
+    part = power_of_two(min(vocabulary, most), least=32)
     while -(-vocabulary // part) * count > 8192:
         part *= 2
     return part, -(-vocabulary // part)
+
+
+def lines_of(keys: int) -> dict[str, int]:
+    """How a program of ``keys`` keys, a power of two, arranges them."""
+    line = min(keys, _LINE)
+    return {"LINES": keys // line, "LINE": line}
+
+
+def warps_of(keys: int) -> int:
+    """Warps of a program of so many keys: 64 of a lane, and one warp if that is enough.
+
+    A warp alone finds the greatest key in one instruction; several have to wait for each other.
+    """
+    return max(1, keys // 2048)
 
 
 def _check(logits: Tensor, count: int, out: TopTokens | None) -> TopTokens:
