@@ -92,7 +92,8 @@ def test_sixteen_requests_that_come_go_and_are_preempted(
         assert tuple(each.tokens) == other.tokens
         assert (each.finish, each.seed) == (other.finish, other.seed)
     preempted = sum(each.preemptions for each in found)
-    assert (preempted > 0) == (pages == 20)
+    # With full acceptance every request is done before pages are short.
+    assert (preempted > 0) == (pages == 20 and kind != "first")
     assert len(drafter.begun) == 16 + preempted
     if preempted:
         again = drafter.begun[16:] and [t for t in drafter.begun if t not in prompts]
