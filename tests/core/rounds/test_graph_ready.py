@@ -14,7 +14,7 @@ from jetflow_core.sampling import SamplingParams
 from jetflow_core.stacks import DecoderStack, TorchOps, stack_of_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-PROMPTS = [(5, 6, 7), (8, 9), tuple(range(30, 41)), (3,)]
+PROMPTS = [(5, 6, 7), (8, 9), tuple(range(30, 39))]
 Runner = Callable[..., RoundRunner]
 Answer = Callable[..., list[Finished]]
 # What looks at values on the host, or makes a tensor out of numbers of the host.
@@ -89,13 +89,13 @@ def test_every_run_of_a_size_does_the_same(
 ) -> None:  # fmt: skip
     params = [
         SamplingParams(max_new_tokens=2 + 2 * i, temperature=0.7 * (i % 2), seed=i)
-        for i in range(4)
+        for i in range(3)
     ]
     sizes = {"candidates": 40, "num_layers": 1, "num_target_layers": 2, "target_layer_ids": (0, 1)}
     loaded = head_for_tiny_target(**{**sizes, **changes})
 
     def made() -> RoundRunner:
-        return runner(head_round(loaded, stack), stack=stack, budget=unequal(), pages=60, slots=3)
+        return runner(head_round(loaded, stack), stack=stack, budget=unequal(), pages=60, slots=2)
 
     wanted = answer(made(), PROMPTS, params)
     padded = made()
@@ -103,7 +103,7 @@ def test_every_run_of_a_size_does_the_same(
     found = answer(padded, PROMPTS, params)
     assert [each.tokens for each in found] == [each.tokens for each in wanted]
     runs = [len(each) for each in traces.values()]
-    assert max(runs) > 3
+    assert max(runs) > 2
     for key, each in traces.items():
         assert all(len(one) > 50 for one in each)
         assert all(one == each[0] for one in each), key

@@ -27,6 +27,7 @@ from jetflow_kernels import round as kernel_round
 from jetflow_kernels import tree_attention
 from torch import Tensor
 
+SLOW = pytest.mark.slow
 PROMPTS = [(5, 6, 7), (8, 9), tuple(range(30, 41))]
 Runner = Callable[..., RoundRunner]
 Answer = Callable[..., list[Finished]]
@@ -69,7 +70,7 @@ class FirstRows:
         return torch.where(wanted, first, 127)
 
 
-@pytest.mark.parametrize("count", [0, 2, 5])
+@pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=SLOW) for n in (0, 5))])
 def test_acceptance_can_be_imposed(
     scripted: Any, tiny_stack: DecoderStack, count: int
 ) -> None:  # fmt: skip
@@ -86,7 +87,7 @@ def test_acceptance_can_be_imposed(
     assert all(step.tokens[-1] == 127 for step in steps)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
 def test_other_number_types(
     runner: Runner, answer: Answer, tiny_model: Callable[..., Any], dtype: torch.dtype,
     head_for_tiny_target: Callable[..., Any], head_round: Callable[..., HeadRound],
