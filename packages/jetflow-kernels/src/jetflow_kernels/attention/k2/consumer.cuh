@@ -149,15 +149,16 @@ struct Consumer {
     release_values();
   }
 
-  // Scores of the tile at ``start`` while the sums of the tile before are under way. No branch may
-  // lie between the two waits: the compiler would then put the second one first.
-  template <bool MASKED>
+  // Scores of the tile at ``start`` while the sums of the tile before, which has ``weights``, are
+  // under way; ``next`` are those of this one, which may be the same registers. No branch may lie
+  // between the two waits: the compiler would then put the second one first.
+  template <bool MASKED, int COUNT>
   INLINE void next_tile(
       const Item& item, int start, Rows& rows, uint32_t (&weights)[SCORES / 2],
-      float (&sums)[SUMS]) {
-    float scores[SCORES], shrink[2];
-    Seen<SCORES / 32> seen;
-    if (MASKED) seen = seen_in<SCORES / 32>(p, item, rows, start);
+      uint32_t (&next)[COUNT], float (&sums)[SUMS]) {
+    float scores[2 * COUNT], shrink[2];
+    Seen<COUNT / 16> seen;
+    if (MASKED) seen = seen_in<COUNT / 16>(p, item, rows, start);
     barrier_wait(shared.keys_full(keys.stage), keys.parity);
     hold(sums);
     hold(weights);
@@ -175,33 +176,35 @@ struct Consumer {
     hold(weights);
     release_values();
     shrink_sums(sums, shrink);
-    pack_weights<Element>(scores, weights);
+    pack_weights<Element>(scores, next);
   }
 
   INLINE void attend(const Item& item, Rows& rows, float (&sums)[SUMS]) {
     float shrink[2];
+    uint32_t half[16];  // weights of the half tile with which a piece may end
     int start = item.begin;
     if (!is_narrow<S>(item, start)) {
       uint32_t weights[SCORES / 2];
       lone_weights(item, start, rows, weights, shrink);
       start += S::COLUMNS;
       for (; seen_whole(item, start, S::COLUMNS); start += S::COLUMNS) {
-        next_tile<false>(item, start, rows, weights, sums);
+        next_tile<false>(item, start, rows, weights, weights, sums);
         STAMP(tile_phase<S>(item, start));
       }
       for (; start < item.end && !is_narrow<S>(item, start); start += S::COLUMNS) {
-        next_tile<true>(item, start, rows, weights, sums);
+        next_tile<true>(item, start, rows, weights, weights, sums);
         STAMP(tile_phase<S>(item, start));
       }
-      lone_sums(weights, sums);
-      STAMP(WIDE_SUMS);
+      if (S::COLUMNS == 64 || start >= item.end) {
+        lone_sums(weights, sums);
+        return;
+      }
+      next_tile<true>(item, start, rows, weights, half, sums);
+      STAMP(HALF_WEIGHTS);
+    } else {
+      lone_weights(item, start, rows, half, shrink);
     }
-    if (S::COLUMNS == 128 && start < item.end) {
-      uint32_t weights[16];
-      lone_weights(item, start, rows, weights, shrink);
-      shrink_sums(sums, shrink);
-      lone_sums(weights, sums);
-    }
+    lone_sums(half, sums);
   }
 
   // Finished rows, or partial ones where the item is one of several pieces.
