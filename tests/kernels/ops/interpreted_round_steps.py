@@ -65,10 +65,15 @@ def all_equal(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> bool:
     )
 
 
-@given(seed=seeds, rows=st.integers(1, 3), vocabulary=st.sampled_from([9, 100]))
+@given(
+    seed=seeds, rows=st.integers(1, 3), vocabulary=st.sampled_from([9, 100]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
 @a_few
-def test_the_greatest_logits(seed: int, rows: int, vocabulary: int) -> None:
-    logits = Draws(seed).normal(rows, vocabulary)
+def test_the_greatest_logits(seed: int, rows: int, vocabulary: int, dtype: torch.dtype) -> None:
+    draws = Draws(seed)
+    # All different in either type: of equal ones torch may choose any.
+    logits = torch.stack([draws.order(vocabulary) for _ in range(rows)]).to(dtype) / 8 - 3
     for count in (1, 5):
         found, wanted = (ops.depth_topk(logits, count) for ops in (round_steps, CORE))
         assert torch.equal(found.tokens, wanted.tokens)
@@ -184,11 +189,14 @@ def test_the_version_of_attention_is_told() -> None:
         RoundSteps(attention="cuda").tree_attention(*given_to)
 
 
-@given(seed=seeds, hot=st.lists(st.sampled_from([0.0, 0.7, 1.5]), min_size=1, max_size=3))
+@given(
+    seed=seeds, hot=st.lists(st.sampled_from([0.0, 0.7, 1.5]), min_size=1, max_size=3),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
 @a_few
-def test_picks(seed: int, hot: list[float]) -> None:
+def test_picks(seed: int, hot: list[float], dtype: torch.dtype) -> None:
     draws, rows = Draws(seed), len(hot)
-    logits = draws.integers(-3, 3, rows, 11) / 2
+    logits = (draws.integers(-3, 3, rows, 11) / 2).to(dtype)
     logits[0, 4] = torch.nan
     assert all_equal(round_steps.pick_argmax(logits), CORE.pick_argmax(logits))
     keys = draws.integers(-(2**31), 2**31 - 1, rows).long() * (2**32 + 7)
