@@ -23,7 +23,12 @@ from jetflow_kernels.round.build_sweep_kernel import sweep_kernel
 from jetflow_kernels.round.commit_kernel import commit_kernel, slots_kernel
 from jetflow_kernels.round.expand_kernel import all_children_kernel
 from jetflow_kernels.round.topk import lines_of, warps_of
-from jetflow_kernels.round.topk_kernel import narrow_merge_kernel, narrow_part_kernel
+from jetflow_kernels.round.topk_kernel import (
+    narrow_argmax_merge_kernel,
+    narrow_argmax_part_kernel,
+    narrow_merge_kernel,
+    narrow_part_kernel,
+)
 from jetflow_kernels.round.vocabulary_kernel import (
     argmax_merge_kernel,
     argmax_part_kernel,
@@ -221,6 +226,22 @@ def test_parts_of_16_bit_logits(tmp_path: Path, logits: str, size: int) -> None:
             assert ptx.count("ld.global.v4") == size // 8 // 32 // warps_of(size)
         # One instruction finds the greatest key of a warp: before the loop and in it.
         assert ptx.count("redux.sync") == 2
+
+
+def test_picks_of_16_bit_logits(tmp_path: Path) -> None:
+    wide, narrow = "part_keys:*i64", "part_keys:*i32"
+    ptx = check(
+        compiled(
+            narrow_argmax_part_kernel, ARGMAX_PART.replace(wide, narrow), 1, lines_of(2048),
+            "stride vocabulary",
+        ),
+        tmp_path,
+    )  # fmt: skip
+    assert ptx.count("ld.global.v4") == 8
+    assert "bar.sync" not in ptx
+    sizes = {"PART": 2048, "PARTS": 128}
+    merge = ARGMAX_MERGE.replace(wide, narrow)
+    check(compiled(narrow_argmax_merge_kernel, merge, 1, sizes), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,13 @@ from jetflow_kernels.round.checks import (
     expect_range,
     power_of_two,
 )
-from jetflow_kernels.round.topk import MOST_VOCABULARY, split_vocabulary
+from jetflow_kernels.round.topk import (
+    MOST_VOCABULARY,
+    NARROW_PART,
+    lines_of,
+    split_vocabulary,
+    warps_of,
+)
 
 
 def pick_argmax(
@@ -67,6 +73,12 @@ def pick_argmax_reference(
 
 @torch.library.custom_op("jetflow_kernels::pick_argmax", mutates_args=("picks", "broken"))
 def _pick_argmax(logits: Tensor, picks: Tensor, broken: Tensor) -> None:
+    pick = _pick_wide if logits.dtype == torch.float32 else _pick_narrow
+    pick(logits, picks, broken)
+
+
+def _pick_wide(logits: Tensor, picks: Tensor, broken: Tensor) -> None:
+    """With keys of 64 bits: a logit of 32 above its token."""
     from jetflow_kernels.round.vocabulary_kernel import argmax_merge_kernel, argmax_part_kernel
 
     rows, vocabulary = logits.shape
@@ -81,6 +93,29 @@ def _pick_argmax(logits: Tensor, picks: Tensor, broken: Tensor) -> None:
         argmax_merge_kernel[(rows,)](
             keys, flags, picks, broken, parts, PARTS=power_of_two(parts), num_warps=1
         )
+
+
+def _pick_narrow(logits: Tensor, picks: Tensor, broken: Tensor) -> None:
+    """With keys of 32 bits: a logit of 16 above its place, one warp a part."""
+    from jetflow_kernels.round.topk_kernel import (
+        narrow_argmax_merge_kernel,
+        narrow_argmax_part_kernel,
+    )
+
+    rows, vocabulary = logits.shape
+    part, parts = split_vocabulary(vocabulary, 1, NARROW_PART)
+    device = logits.device
+    with device_of(narrow_argmax_part_kernel, logits):
+        keys = torch.empty(rows, parts, dtype=torch.int32, device=device)
+        flags = torch.empty(rows, parts, dtype=torch.int32, device=device)
+        narrow_argmax_part_kernel[(rows, parts)](
+            logits, keys, flags, logits.stride(0), vocabulary, parts,
+            **lines_of(part), num_warps=warps_of(part),
+        )  # fmt: skip
+        narrow_argmax_merge_kernel[(rows,)](
+            keys, flags, picks, broken, parts,
+            PART=part, PARTS=power_of_two(parts), num_warps=1,
+        )  # fmt: skip
 
 
 @_pick_argmax.register_fake
