@@ -72,6 +72,7 @@ def _attention(
         "HEADS": 8 * group, "GROUP": group, "DIM": dim, "PAGE": page, "WORDS": 4, "REQUESTS": 1,
         "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns, "ALIKE": alike, "WIDEN": False,
         "WORK": plan.SPLIT_WORK, "SHORTEST": plan.MIN_CHUNK,
+        "NEGATIVE": False, "AHEAD": False, "OVERLAPPED": False,
         "BY_PAGE": tiles.by_page and page % tiles.columns == 0, **dict.fromkeys(LAST_STRIDES, 1),
     }  # fmt: skip
     compiled = _compile(
@@ -131,9 +132,102 @@ def test_merge(dim: int, tmp_path: Path) -> None:
         "BLOCK_S": 8,
         "WORK": plan.SPLIT_WORK,
         "SHORTEST": plan.MIN_CHUNK,
+        "OVERLAPPED": False,
     }
     strides = dict.fromkeys(("cu_stride", "prefix_stride", "out_dim", "lse_head"), 1)
     compiled = _compile(
         merge_kernel, {**POINTERS, "out": "*bf16"}, {**constants, **strides}, num_warps=1
     )
     assert _stack_bytes(compiled, tmp_path) == 0
+
+
+def _apart(apart: Any, requests: int) -> tuple[Any, Any]:
+    """Both kernels of a call in two, in bfloat16 for heads of 128 in groups of four."""
+    from jetflow_kernels.attention.prefix import prefix_kernel
+    from jetflow_kernels.attention.tail import tail_kernel
+
+    both: dict[str, Any] = {
+        "HEADS": 32, "GROUP": 4, "DIM": 128, "PAGE": 128, "REQUESTS": requests,
+        "OVERLAPPED": apart.overlapped, "WIDEN": False, "NEGATIVE": False,
+        **dict.fromkeys(LAST_STRIDES, 1),
+    }  # fmt: skip
+    pools = dict.fromkeys(("q", "k_pool", "v_pool", "out"), "*bf16")
+    box = f"tensordesc<bf16[{apart.columns}, 128]>"
+    boxes = {"k_box": box, "v_box": box}
+    first = {
+        "BLOCK_M": apart.rows, "BLOCK_N": apart.columns, "STAGES": apart.stages,
+        "SPECIALIZED": apart.specialized,
+    }  # fmt: skip
+    second = {
+        "BLOCK_M": apart.tail_rows, "BLOCK_N": apart.tail_columns, "BLOCK_P": apart.columns,
+        "UNROLLED": 4, "ALIKE": True,
+    }  # fmt: skip
+    prefix = _compile(
+        prefix_kernel, {**POINTERS, **pools, **boxes, "scale": "fp32"},
+        _of(prefix_kernel, both, first),
+        num_warps=apart.warps, num_stages=apart.stages, launch_pdl=apart.overlapped,
+    )  # fmt: skip
+    tail = _compile(
+        tail_kernel, {**POINTERS, **pools, "scale": "fp32"}, _of(tail_kernel, both, second),
+        num_warps=apart.tail_warps, num_stages=apart.tail_stages, launch_pdl=apart.overlapped,
+    )  # fmt: skip
+    return prefix, tail
+
+
+def _of(kernel: Any, *constants: dict[str, Any]) -> dict[str, Any]:
+    """Those that the kernel has."""
+    return {
+        name: value
+        for each in constants
+        for name, value in each.items()
+        if name in kernel.arg_names
+    }
+
+
+def _gate_apart(requests: int, folder: Path, **sizes: Any) -> None:
+    from jetflow_kernels.attention.apart import Apart
+
+    apart = Apart(**sizes)
+    prefix, tail = _apart(apart, requests)
+    assert prefix.metadata.shared <= SHARED_LIMIT // apart.programs
+    assert _stack_bytes(prefix, folder) == 0 == _stack_bytes(tail, folder)
+    code = prefix.asm["ptx"]
+    assert "wgmma.mma_async" in code and "cp.async.bulk.tensor" in code and "mma.sync" not in code
+    # The compiler drops what it was asked for without a word where a kernel does not suit it.
+    assert ("setmaxnreg" in code) == apart.specialized
+    assert (prefix.metadata.num_warps == 12) == apart.specialized
+    # Rows of q that were loaded reach the tensor cores from shared memory, not by registers again
+    # at each tile.
+    assert ("ldmatrix" in code) == apart.specialized
+    for each in (prefix, tail):
+        assert ("griddepcontrol.wait" in each.asm["ptx"]) == apart.overlapped
+
+
+WARPS_OF_THEIR_OWN = {
+    "rows": 128, "columns": 128, "warps": 4, "stages": 2, "programs": 1, "specialized": True
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_apart_with_warps_for_copies(tmp_path: Path) -> None:
+    _gate_apart(1, tmp_path, **WARPS_OF_THEIR_OWN, overlapped=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("requests", [1, 32])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {**WARPS_OF_THEIR_OWN, "columns": 64, "stages": 3},
+        {**WARPS_OF_THEIR_OWN, "tail_rows": 16},
+        {**WARPS_OF_THEIR_OWN, "warps": 8, "specialized": False},
+        {**WARPS_OF_THEIR_OWN, "columns": 64, "warps": 8, "stages": 3, "specialized": False},
+        {
+            **WARPS_OF_THEIR_OWN, "rows": 64, "columns": 64, "stages": 3, "programs": 2,
+            "specialized": False,
+        },
+    ],
+    ids=str,
+)  # fmt: skip
+def test_apart(requests: int, sizes: Any, tmp_path: Path) -> None:
+    _gate_apart(requests, tmp_path, **sizes)

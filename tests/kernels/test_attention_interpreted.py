@@ -30,5 +30,5 @@ def _run(*options: str) -> None:
 @pytest.mark.timeout(3000)
 def test_all_checks() -> None:
     # In one process: each would import torch and Triton anew.
-    files = (str(CHECKS / name) for name in ("values.py", "isolation.py", "rows.py"))
+    files = (str(CHECKS / name) for name in ("values.py", "isolation.py", "rows.py", "apart.py"))
     _run("-m", "slow or not slow", *files)

@@ -16,8 +16,12 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _fold(q, k, v, peak, total, mixed, scale, seen, MASKED: tl.constexpr, WIDEN: tl.constexpr):
-    """One tile of keys and values added to the running softmax; scores are in powers of two."""
+def _weigh(q, k, peak, total, scale, seen, MASKED: tl.constexpr, WIDEN: tl.constexpr):
+    """Weights of one tile of keys; scores are in powers of two.
+
+    Returns:
+        Weights, what earlier results shrink by, and the new peak and total.
+    """
     if WIDEN:
         # Triton's interpreter multiplies the raw bits of bfloat16.
         scores = tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)), input_precision="ieee")
@@ -34,28 +38,54 @@ def _fold(q, k, v, peak, total, mixed, scale, seen, MASKED: tl.constexpr, WIDEN:
         base = raised
         weights = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(peak - base)
-    total = total * shrink + tl.sum(weights, 1)
+    return weights, shrink, raised, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def _mix(weights, v, mixed, shrink, WIDEN: tl.constexpr):
+    """One tile of values added."""
     mixed = mixed * shrink[:, None]
     weights = weights.to(v.dtype)
     if WIDEN:
-        mixed = tl.dot(weights.to(tl.float32), v.to(tl.float32), mixed, input_precision="ieee")
+        return tl.dot(weights.to(tl.float32), v.to(tl.float32), mixed, input_precision="ieee")
     else:
-        mixed = tl.dot(weights, v, mixed, input_precision="ieee")
-    return raised, total, mixed
+        return tl.dot(weights, v, mixed, input_precision="ieee")
+
+
+@triton.jit
+def _fold(q, k, v, peak, total, mixed, scale, seen, MASKED: tl.constexpr, WIDEN: tl.constexpr):
+    """One tile of keys and values added to the running softmax."""
+    weights, shrink, peak, total = _weigh(q, k, peak, total, scale, seen, MASKED, WIDEN)
+    return peak, total, _mix(weights, v, mixed, shrink, WIDEN)
+
+
+@triton.jit
+def _turned(q_tile):
+    """With the sign of a negative scale, as the unmasked path finds the largest score unscaled.
+
+    Only where the scale is negative: tensor cores read a tile that was computed from registers
+    instead of shared memory, and it would be loaded into them again for each tile of keys.
+    """
+    # Triton's interpreter would negate the raw bits of bfloat16.
+    return (q_tile.to(tl.float32) * -1.0).to(q_tile.dtype)
 
 
 @triton.jit
 def _slots(
     table, table_entry, start, columns, live, dims,
-    k_page, k_slot, k_dim, v_page, v_slot, v_dim,
-    PAGE: tl.constexpr, BY_PAGE: tl.constexpr, ALIKE: tl.constexpr,
+    k_page, k_slot, k_dim, v_page, v_slot, v_dim, known,
+    PAGE: tl.constexpr, BY_PAGE: tl.constexpr, ALIKE: tl.constexpr, KNOWN: tl.constexpr,
 ):  # fmt: skip
     """Where the keys and values of a tile are in their pools, [BLOCK_N, DIM] each.
 
-    BY_PAGE: the tile lies within one page, so one entry of the table is read.
+    BY_PAGE: the tile lies within one page, so one entry of the table is read; KNOWN: it was, and is
+    ``known``.
     """
     if BY_PAGE:
-        page = tl.load(table + start // PAGE * table_entry).to(tl.int64)
+        if KNOWN:
+            page = known.to(tl.int64)
+        else:
+            page = tl.load(table + start // PAGE * table_entry).to(tl.int64)
         slot = start % PAGE + columns
         k_at = page * k_page + (slot[:, None] * k_slot + dims[None, :] * k_dim)
     else:
@@ -83,10 +113,15 @@ def tree_attention_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     WORDS: tl.constexpr, REQUESTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr, SHORTEST: tl.constexpr,
-    BY_PAGE: tl.constexpr, ALIKE: tl.constexpr, WIDEN: tl.constexpr,
+    BY_PAGE: tl.constexpr, ALIKE: tl.constexpr, WIDEN: tl.constexpr, NEGATIVE: tl.constexpr,
+    AHEAD: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """All work items, a share for each program; ``launch.py`` names the arguments."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
+    if OVERLAPPED:
+        # In this order: who starts once all programs have come here may read what was before.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     index, _, counts, prefixes = requests_of(
         cu_nodes, cu_stride, prefix_len, prefix_stride, requests, REQUESTS
     )
@@ -120,10 +155,9 @@ def tree_attention_kernel(
             mask=real[:, None],
             other=0.0,
         )
-        # The unmasked path finds the largest score before it scales, so the sign moves to q.
-        sign = tl.where(scale < 0, -1.0, 1.0)
-        q_tile = (q_tile.to(tl.float32) * sign).to(q.dtype.element_ty)
-        factor = tl.abs(scale) * LOG2_E
+        factor = scale * LOG2_E
+        if NEGATIVE:
+            q_tile, factor = _turned(q_tile), -factor
 
         k_base = k_pool + head.to(tl.int64) * k_head
         v_base = v_pool + head.to(tl.int64) * v_head
@@ -135,11 +169,18 @@ def tree_attention_kernel(
         begin = piece * chunk
         is_last = piece == split - 1
         whole = tl.where(is_last, (prefix - begin) // BLOCK_N * BLOCK_N, chunk) + begin
+        page = 0
+        if AHEAD:
+            page = tl.load(table + begin // PAGE * table_entry, mask=begin < whole, other=0)
         for start in range(begin, whole, BLOCK_N):
             k_at, v_at = _slots(
                 table, table_entry, start, columns, columns < BLOCK_N, dims, k_page, k_slot, k_dim,
-                v_page, v_slot, v_dim, PAGE, BY_PAGE, ALIKE,
+                v_page, v_slot, v_dim, page, PAGE, BY_PAGE, ALIKE, AHEAD,
             )  # fmt: skip
+            if AHEAD:
+                # A page that the last tile looked up, so that copies wait for no other copy.
+                after = start + BLOCK_N
+                page = tl.load(table + after // PAGE * table_entry, mask=after < whole, other=0)
             k = tl.load(k_base + k_at)
             v = tl.load(v_base + v_at)
             peak, total, mixed = _fold(q_tile, k, v, peak, total, mixed, factor, real, False, WIDEN)
@@ -155,7 +196,7 @@ def tree_attention_kernel(
             live = at < tl.where(in_tree, prefix + tree, prefix)
             k_at, v_at = _slots(
                 table, table_entry, 0, at, live, dims, k_page, k_slot, k_dim,
-                v_page, v_slot, v_dim, PAGE, False, ALIKE,
+                v_page, v_slot, v_dim, 0, PAGE, False, ALIKE, False,
             )  # fmt: skip
             # What lies past the end is not read: 0 * NaN would reach every row.
             k = tl.load(k_base + k_at, mask=live[:, None], other=0.0)

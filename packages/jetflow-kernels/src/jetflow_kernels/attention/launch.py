@@ -12,6 +12,7 @@ from triton.runtime.jit import JITFunction
 
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import plan
+from jetflow_kernels.attention.apart import Apart, launch_apart
 from jetflow_kernels.attention.k1 import tree_attention_kernel
 from jetflow_kernels.attention.merge import merge_kernel
 
@@ -27,9 +28,11 @@ def launch(
     out: Tensor,
     lse: Tensor | None,
     scale: float,
-    tiles: plan.Tiles | None = None,
+    tiles: plan.Tiles | Apart | None = None,
     programs: int | None = None,
     pieces: plan.Pieces = plan.PIECES,
+    ahead: bool = False,
+    overlapped: bool = False,
 ) -> None:
     """Computes ``out`` and ``lse`` on the current stream; can be captured in a CUDA graph.
 
@@ -38,19 +41,30 @@ def launch(
         out: [T, Hq, D], every row is written.
         lse: [T, Hq] float32, or None.
         scale: factor of the scores.
-        tiles: None: ``tiles_for`` the shapes.
+        tiles: None: ``tiles_for`` the shapes. ``Apart``: in two kernels.
         programs: how many programs share the work; None: as many as the device holds. Changes
-            no bits.
+            no bits. Of no effect with ``Apart``, like what follows.
         pieces: their lengths.
+        ahead: whether tiles ``by_page`` look the page of the next tile up, so that ``stages`` tiles
+            can be in flight. Changes no bits.
+        overlapped: whether a kernel is placed while the one before it ends, and waits for it by
+            itself; of no effect in the interpreter. Changes no bits.
+
+    Raises:
+        ValueError: an ``Apart`` does not take the call.
     """
     q, pool = arguments.q, arguments.k_pool
     rows, heads, dim = q.shape
     requests = arguments.prefix_len.shape[0]
     if rows == 0:
         return
+    if isinstance(tiles, Apart):
+        launch_apart(arguments, out=out, lse=lse, scale=scale, apart=tiles)
+        return
     group = heads // pool.shape[2]
     tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
     programs = programs or _multiprocessors(q.device) * tiles.programs
+    by_page = tiles.by_page and pool.shape[1] % tiles.columns == 0
     partial, partial_lse = pieces_room(arguments, pieces)
     block = triton.next_power_of_2(max(requests, 1))
     lse_strides = (0, 0) if lse is None else lse.stride()
@@ -77,13 +91,17 @@ def launch(
         BLOCK_N=tiles.columns,
         WORK=pieces.work,
         SHORTEST=pieces.shortest,
-        BY_PAGE=tiles.by_page and pool.shape[1] % tiles.columns == 0,
+        BY_PAGE=by_page,
         ALIKE=pool.stride() == arguments.v_pool.stride(),
         WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
+        NEGATIVE=scale < 0,
+        AHEAD=ahead and by_page,
+        OVERLAPPED=overlapped and not INTERPRETED,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        **_placed(overlapped),
     )
-    merge_pieces(arguments, out, lse, partial, partial_lse, programs, pieces)
+    merge_pieces(arguments, out, lse, partial, partial_lse, programs, pieces, overlapped)
 
 
 def pieces_room(
@@ -106,6 +124,7 @@ def merge_pieces(
     partial_lse: Tensor,
     programs: int,
     pieces: plan.Pieces = plan.PIECES,
+    overlapped: bool = False,
 ) -> None:
     """Starts the kernel that puts rows in several pieces together, where there can be any."""
     if not len(partial):
@@ -126,8 +145,15 @@ def merge_pieces(
         BLOCK_S=_MERGED_AT_ONCE,
         WORK=pieces.work,
         SHORTEST=pieces.shortest,
+        OVERLAPPED=overlapped and not INTERPRETED,
         num_warps=1,
+        **_placed(overlapped),
     )
+
+
+def _placed(overlapped: bool) -> dict[str, bool]:
+    # Triton knows the option for NVIDIA's cards only.
+    return {"launch_pdl": True} if overlapped else {}
 
 
 def _multiprocessors(device: torch.device) -> int:

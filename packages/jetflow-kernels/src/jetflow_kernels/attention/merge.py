@@ -14,7 +14,7 @@ def merge_kernel(
     cu_nodes, prefix_len, out, lse, partial, partial_lse,
     cu_stride, prefix_stride, out_row, out_head, out_dim, lse_row, lse_head, requests,
     HEADS: tl.constexpr, DIM: tl.constexpr, REQUESTS: tl.constexpr, BLOCK_S: tl.constexpr,
-    WORK: tl.constexpr, SHORTEST: tl.constexpr,
+    WORK: tl.constexpr, SHORTEST: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """All rows of all heads, a share for each program."""
     index, firsts, counts, prefixes = requests_of(
@@ -25,6 +25,10 @@ def merge_kernel(
     slots = counts * pieces
     # Padding rows come behind the last request and were finished before.
     used = tl.load(cu_nodes + requests * cu_stride)
+    if OVERLAPPED:
+        # Up to here nothing was read that the kernel before this one writes.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     for place in range(tl.program_id(0), used * HEADS, tl.num_programs(0)):
         row = place // HEADS
         head = place % HEADS
