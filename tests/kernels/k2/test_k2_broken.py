@@ -10,7 +10,7 @@ import torch
 from jetflow_kernels.attention.k2.configurations import Configuration
 
 VARIANT = Configuration(dtype=torch.float16, dim=64, rows=128)
-SYNC = "cluster_sync();\n    const bool mine"
+SYNC = "cluster_sync();\n    STAMP(CLUSTER);"
 PRODUCER = "cluster_sync();\n      wait_for_consumers<S::THREADS>();"
 WEIGHT = "exp2_fast(its.x - "
 ARRIVAL = "barrier_wait(shared.received(), received);\n      received ^= 1;"
@@ -23,7 +23,7 @@ BREAKAGE: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     "nothing": ([SLOW_GROUP], ""),
     "results are sent over tiles that others still read": (
         [
-            ("consumer.cuh", SYNC, "const bool mine"),
+            ("consumer.cuh", SYNC, "STAMP(CLUSTER);"),
             ("producer.cuh", PRODUCER, "wait_for_consumers<S::THREADS>();"),
             SLOW_GROUP,
         ],
