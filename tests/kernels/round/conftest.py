@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime import interpreter
 
 # Equal ones, ones that rounding makes equal below a parent, certain ones and impossible ones.
 LOG_PROBS = np.array([0.0, -0.0, -0.5, -0.5, -1.0, -1e-17, -1 - 2**-52, -np.inf, -0.3, -0.1])
@@ -69,3 +70,17 @@ def same(found: Any, wanted: Any) -> None:
         a, b = getattr(found, name), getattr(wanted, name)
         assert a.dtype == b.dtype, name
         assert torch.equal(a, b), name
+
+
+@pytest.fixture
+def rounding_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter cuts float32 to bfloat16 where devices round to the nearest."""
+    cut = interpreter._convert_float
+
+    def convert(values: np.ndarray, source: object, target: object, mode: object) -> np.ndarray:
+        if (str(source), str(target)) != ("fp32", "bf16"):
+            return cut(values, source, target, mode)
+        rounded = torch.from_numpy(np.array(values)).bfloat16()
+        return rounded.view(torch.int16).numpy().view(np.uint16)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from jetflow_kernels.round import bench, contests
+from jetflow_kernels.round import bench, contests, contests_target
 from jetflow_kernels.round.contests import Sizes
 from jetflow_kernels.round.whole import Round
 
-pytestmark = pytest.mark.usefixtures("on_the_device")
+pytestmark = pytest.mark.usefixtures("on_the_device", "rounding_as_on_a_device")
 
 SMALL = Sizes(
-    vocabulary=500, depth=4, candidates=4, rows=(4, 12), layers=2, heads=2, dim=8, page=4,
+    vocabulary=500, depth=4, candidates=4, rows=(4, 12), layers=2, heads=2, dim=16, page=4,
     accepted=3, features=8, copies=2,
 )  # fmt: skip
 
@@ -34,6 +34,7 @@ def test_every_step_equals_its_reference_and_its_peers_run() -> None:
     assert names == {
         "depth_topk", "pick_argmax", "build_tree", "build_all_children", "pack_ancestors",
         "tree_slots", "accept_walk", "commit_path", "accept_walk + commit_path",
+        "pick_sampled", "norm_rope_kv_write",
     }  # fmt: skip
 
 
@@ -48,5 +49,8 @@ def test_a_whole_round() -> None:
 
 
 def test_a_difference_is_told() -> None:
+    contests_target.expect_near("this", torch.ones(2), torch.ones(2) + 1e-7)
+    with pytest.raises(RuntimeError, match="this differs from its reference"):
+        contests_target.expect_near("this", torch.ones(2), torch.tensor([1.0, torch.nan]))
     with pytest.raises(RuntimeError, match="this differs from its reference"):
         contests.expect_equal("this", torch.ones(2), torch.zeros(2))

@@ -5,30 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from jetflow_kernels.round import norm_rope_kv_write, norm_rope_kv_write_reference
 from torch import Tensor
-from triton.runtime import interpreter
 
-pytestmark = pytest.mark.usefixtures("on_the_device")
+pytestmark = pytest.mark.usefixtures("on_the_device", "rounding_as_on_a_device")
 
 BITS = {2: torch.int16, 4: torch.int32}
-
-
-@pytest.fixture(autouse=True)
-def rounding_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter cuts float32 to bfloat16 where devices round to the nearest."""
-    cut = interpreter._convert_float
-
-    def convert(values: np.ndarray, source: object, target: object, mode: object) -> np.ndarray:
-        if (str(source), str(target)) != ("fp32", "bf16"):
-            return cut(values, source, target, mode)
-        rounded = torch.from_numpy(np.array(values)).bfloat16()
-        return rounded.view(torch.int16).numpy().view(np.uint16)
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
 
 
 @dataclass(frozen=True)

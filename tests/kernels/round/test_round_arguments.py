@@ -21,6 +21,7 @@ from jetflow_kernels.round import (
     tree_slots,
     tree_slots_reference,
 )
+from jetflow_kernels.round.build_sizes import bound_sizes, is_swept, sweep_sizes
 from jetflow_kernels.round.topk import split_vocabulary
 
 
@@ -159,3 +160,24 @@ def test_parts_cover_the_vocabulary_and_fit_one_program(vocabulary: int, count: 
     assert part & (part - 1) == 0
     assert (parts - 1) * part < vocabulary <= parts * part
     assert parts * count <= 8192
+
+
+@pytest.mark.parametrize(("depth", "width"), [(2, 1), (15, 16), (63, 32), (63, 4), (3, 5)])
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_a_sweep_holds_at_once_is_bounded(depth: int, width: int, shared: bool) -> None:
+    assert is_swept(33, depth, width)
+    sizes = bound_sizes(depth, 1 if shared else width, width)
+    known = sizes["LENGTHS"] * sizes["WIDTH"] ** 2
+    assert width <= sizes["WIDTH"]
+    assert known <= 8192
+    assert sizes["LENGTHS"] >= depth - 1 or known == 8192
+    assert sizes["PARENTS"] == 1 if shared else sizes["PARENTS"] >= width
+    # The place of a parent in the list is packed above 13 bits of an int32.
+    assert 8 * 33 <= sweep_sizes(33, depth, width)["ROOM"] <= 2**18
+    assert sweep_sizes(256, depth, width)["ROOM"] == 2048
+
+
+def test_small_trees_and_wide_ones_are_built_node_by_node() -> None:
+    assert not is_swept(32, 15, 16)
+    assert not is_swept(256, 15, 33)
+    assert not is_swept(256, 1, 16)

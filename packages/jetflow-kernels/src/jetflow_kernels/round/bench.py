@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from jetflow_kernels import timing
-from jetflow_kernels.round import contests
+from jetflow_kernels.round import contests, contests_target
 from jetflow_kernels.round.contests import Call, Contest, Sizes
 from jetflow_kernels.round.whole import Round
 
@@ -41,6 +41,8 @@ def all_contests(sizes: Sizes, device: str) -> list[Callable[[], list[Contest]]]
         lambda make=make, rows=rows: [make(sizes, rows, device)]  # type: ignore[misc]
         for make, sizes_of in (
             (contests.picks, sizes.rows[1:]),
+            (contests_target.sampled, sizes.rows[-1:]),
+            (contests_target.written, sizes.rows[-1:]),
             (contests.words, sizes.rows[-1:]),
             (contests.slots, sizes.rows[-1:]),
         )

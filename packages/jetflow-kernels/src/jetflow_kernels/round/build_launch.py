@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jetflow_kernels.round.build_bound_kernel import check_and_bound_kernel
-from jetflow_kernels.round.build_kernel import best_first_kernel, check_kernel
 from jetflow_kernels.round.build_sizes import MOST_SORTED, bound_sizes, sweep_sizes, tile_sizes
-from jetflow_kernels.round.build_sweep_kernel import sweep_kernel
 from jetflow_kernels.round.checks import device_of, power_of_two
-from jetflow_kernels.round.expand_kernel import all_children_kernel
 from jetflow_kernels.round.trees import num_words
 
 WARPS = 8
@@ -26,6 +22,9 @@ def sweep(
     *results: Tensor,
 ) -> None:
     """Builds the best trees depth by depth; arguments and results are those of the op."""
+    from jetflow_kernels.round.build_bound_kernel import check_and_bound_kernel
+    from jetflow_kernels.round.build_sweep_kernel import sweep_kernel
+
     requests, depth, parents, width = log_probs.shape
     capacity = results[0].shape[1]
     device = tokens.device
@@ -56,6 +55,8 @@ def node_by_node(
     *results: Tensor,
 ) -> None:
     """Builds the best trees one node after the other; arguments as for ``sweep``."""
+    from jetflow_kernels.round.build_kernel import best_first_kernel
+
     requests, depth, parents, width = log_probs.shape
     capacity = results[0].shape[1]
     with device_of(best_first_kernel, tokens):
@@ -88,6 +89,8 @@ def all_children(
         root_positions: likewise.
         results: likewise.
     """
+    from jetflow_kernels.round.expand_kernel import all_children_kernel
+
     requests, depth, parents, width = log_probs.shape
     capacity = results[0].shape[1]
     with device_of(all_children_kernel, tokens):
@@ -110,6 +113,8 @@ def _prepare(
         records: [R, D, P, K, 2] int64, the lines of candidates sorted, if asked for.
         stats: [R, D, P, 2] float64, of the sorted lines.
     """
+    from jetflow_kernels.round.build_kernel import check_kernel
+
     requests, depth, parents, width = log_probs.shape
     device = tokens.device
     good = torch.empty(requests, depth, dtype=torch.int32, device=device)
