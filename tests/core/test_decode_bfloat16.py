@@ -49,6 +49,7 @@ def _differing(engine: Engine, plain: list[Generation], builder: TreeBuilder) ->
     return count
 
 
+@pytest.mark.slow
 def test_trees_part_from_plain_text_at_near_ties_alone_and_as_seldom_as_chains(
     engine: Engine, plain: list[Generation]
 ) -> None:

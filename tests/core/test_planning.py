@@ -107,7 +107,9 @@ def _auto(verify: StepCosts, growth: float = 0.0) -> AutoPlanner:
                        max_depth=DEPTH, max_rows=32, draft_growth=growth)  # fmt: skip
 
 
-@pytest.mark.parametrize("quality", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize(
+    "quality", [0.6, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.3, 0.8, 0.95))]
+)
 def test_auto_is_near_the_best_fixed_choice(quality: float) -> None:
     verify = StepCosts(*CPU_LIKE)
     fixed = max(

@@ -165,6 +165,7 @@ def test_plots_without_matplotlib_name_the_extra(
     assert "plots need matplotlib, which is not installed: install jetflow-train[plot]" in err
 
 
+@pytest.mark.slow
 def test_a_report_of_two_heads(world: World) -> None:
     words = (
         "--head a/head b/head --prompts math.jsonl chat.jsonl --target target --workers 1 "

@@ -43,6 +43,7 @@ def _rows(report: dict[str, Any]) -> dict[str, Any]:
     return {row["name"]: row for row in report["sets"][0]["rows"]}
 
 
+@pytest.mark.slow
 def test_the_command_measures_draws_and_reports(
     tiny_target_folder: Path, tiny_head_folder: Path, prompt_file: Path, tmp_path: Path, capsys: Any
 ) -> None:

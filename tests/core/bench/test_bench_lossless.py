@@ -62,6 +62,7 @@ def whole(
     yield Whole(settings, report, kept[0])
 
 
+@pytest.mark.slow
 def test_no_difference_and_every_path_was_walked(whole: Whole) -> None:
     report = whole.report
     assert report["passed"] and report["differences"] == []
@@ -101,6 +102,7 @@ def _positions_by_row(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CachedSession, "verify", moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [_forgets_to_move, _siblings_see_each_other, _positions_by_row])
 def test_a_planted_fault_is_seen(
     whole: Whole, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plant: Any
@@ -116,6 +118,7 @@ def test_a_planted_fault_is_seen(
     assert 0 <= first["position"] < NEW_TOKENS
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_compared(
     whole: Whole, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
