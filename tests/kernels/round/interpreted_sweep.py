@@ -76,6 +76,13 @@ def test_random_requests(assert_same, kind: str, seed: int) -> None:
     random_case(assert_same, seed, kind, 5)
 
 
+def test_more_depths_than_sixteen(assert_same) -> None:
+    """They are grown with the slots of 256 rows, however few the tree has."""
+    log_probs = peaked(np.random.default_rng(5), (2, 18, 3, 3))
+    trees = check(assert_same, requests_of(log_probs, [36, 40], 40))
+    assert int(trees.depths.max()) > 2
+
+
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=seeds, kind=st.sampled_from(sorted(KINDS)))

@@ -46,10 +46,14 @@ def is_swept(capacity: int, depth: int, width: int) -> bool:
 
 
 def sweep_sizes(capacity: int, depth: int, width: int) -> dict[str, int]:
-    """Sizes that the sweep is compiled for, as ``tile_sizes``."""
-    slots = power_of_two(capacity, least=32)
+    """Sizes that the sweep is compiled for, as ``tile_sizes``.
+
+    For few slots and many depths ptxas would rather spill than use more registers.
+    """
+    slots = power_of_two(capacity, least=256 if depth > 16 else 32)
     return {
         **tile_sizes(capacity, depth, width),
+        "SLOTS": slots,
         "WIDTH": power_of_two(width, least=4),
         "ROOM": max(1024, 8 * slots),
         "BLOCK": 1024,
