@@ -43,7 +43,7 @@ def draft_candidates(
     first_scores = first_best - first.logsumexp(-1, keepdim=True)
     pool = min(max(width, head.config.candidate_pool), logits.shape[-1])
     best, pooled = logits[:, 1:].topk(pool, dim=-1)
-    deeper = _along_paths if pool > width else _each_depths_best
+    deeper = along_paths if pool > width else each_depths_best
     tokens, table = deeper(
         head.path,
         embedding,
@@ -59,7 +59,7 @@ def draft_candidates(
     )
 
 
-def _each_depths_best(
+def each_depths_best(
     path: PathTerm,
     embedding: Tensor,
     hidden: Tensor,
@@ -74,7 +74,7 @@ def _each_depths_best(
     return pooled, conditional_table(base, bias)
 
 
-def _along_paths(
+def along_paths(
     path: PathTerm,
     embedding: Tensor,
     hidden: Tensor,
@@ -82,7 +82,7 @@ def _along_paths(
     pooled: Tensor,
     base: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Like ``_each_depths_best``, but each depth's K tokens are chosen out of its pool.
+    """Like ``each_depths_best``, but each depth's K tokens are chosen out of its pool.
 
     A token's chance is the sum over the parent candidates of the parent's chance and the token's
     after it; the chances of the chosen ones are those of the next depth's parents.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from jetflow_core.head.model import DraftHead
-from jetflow_core.head.proposal import _along_paths, _each_depths_best
+from jetflow_core.head.proposal import along_paths, each_depths_best
 from jetflow_core.rounds.ops import RoundOps
 
 
@@ -43,7 +43,7 @@ def round_candidates(
     bias = head.path.bias(head.path.parent_vectors(embedding[roots], hidden[:, 0]))
     first = ops.depth_topk(_wide(logits[:, 0]) + bias, width)
     first_tokens, first_scores = first.tokens, first.log_probs
-    deeper = _along_paths if pool > width else _each_depths_best
+    deeper = along_paths if pool > width else each_depths_best
     found, table = deeper(
         head.path, embedding, hidden[:, 1:], (first_tokens.long(), first_scores),
         tokens[:, 1:].long(), scores[:, 1:],

@@ -69,25 +69,6 @@ def owners_of_rows(cu_nodes: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return owners, (every - cu_nodes[owners]).long()
 
 
-def write_rows(pool: Tensor, slots: Tensor, values: Tensor) -> None:
-    """Writes rows to their slots; those with a slot below 0 or past the end go nowhere.
-
-    Args:
-        pool: ``[pages, page, ...]``, changed in place.
-        slots: int64 ``[N]``; the ones that are written differ.
-        values: ``[N, ...]``.
-    """
-    page = pool.shape[1]
-    kept = (slots >= 0) & (slots < pool.shape[0] * page)
-    # A row that goes nowhere repeats the write of one that does, or what is there already: leaving
-    # it out would need a shape that depends on values.
-    stand_in = kept.int().argmax()
-    source = torch.where(kept, torch.arange(slots.shape[0], device=slots.device), stand_in)
-    place = slots[source].clamp(0, pool.shape[0] * page - 1)
-    where = (place // page, place % page)
-    pool[where] = torch.where(kept.any(), values[source], pool[where])
-
-
 def _read(pool: Tensor, page_table: Tensor, lengths: Tensor) -> Tensor:
     """Rows ``[R, L, kv_heads, dim]`` of all pages of each request, zeros from its length on."""
     found = pool[page_table].flatten(1, 2)

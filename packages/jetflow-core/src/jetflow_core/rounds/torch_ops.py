@@ -14,7 +14,8 @@ from jetflow_tree.torch import DeviceTrees, ancestor_words, best_first, position
 from torch import Tensor
 
 from jetflow_core.rounds.device_noise import gumbel_rows
-from jetflow_core.rounds.torch_attention import paged_attention, write_rows
+from jetflow_core.rounds.torch_attention import paged_attention
+from jetflow_core.stacks.torch_ops import TorchOps, write_rows
 
 _NONE = -1
 _NOISE_ROWS = 16
@@ -153,16 +154,11 @@ class TorchRoundOps:
         k_weight: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """See ``RoundOps``."""
-        kv_heads, dim = k_pool.shape[2:]
-        heads = qkv.unflatten(1, (-1, dim))
-        q, k, v = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-        if q_weight is not None and k_weight is not None:
-            q, k = _normed(q, q_weight, eps), _normed(k, k_weight, eps)
-        lines = (_lines(cos, positions, qkv.dtype), _lines(sin, positions, qkv.dtype))
-        write_rows(k_pool, slots, _turned(k, *lines))
-        write_rows(v_pool, slots, v)
-        return _turned(q, *lines)
+        """See ``RoundOps``: the same step as that of a stack's layers."""
+        return TorchOps().norm_rope_kv_write(
+            qkv, positions, cos, sin, slots, k_pool, v_pool,
+            q_weight=q_weight, k_weight=k_weight, eps=eps,
+        )  # fmt: skip
 
     def pick_argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """See ``RoundOps``."""
@@ -253,21 +249,3 @@ def _first_greatest(values: Tensor) -> Tensor:
     tokens = torch.arange(values.shape[1], device=values.device)
     greatest = values == values.amax(1, keepdim=True)
     return torch.where(greatest, tokens, values.shape[1]).amin(1).int()
-
-
-def _normed(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = heads if heads.dtype == torch.float64 else heads.float()
-    unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * unit.to(heads.dtype)
-
-
-def _lines(table: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """The table's line of each position, one for all heads; NaN where it has none."""
-    outside = (positions < 0) | (positions >= table.shape[0])
-    lines = table[positions.clamp(0, table.shape[0] - 1).long()].to(dtype)
-    return lines.masked_fill(outside[:, None], torch.nan)[:, None]
-
-
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
