@@ -179,6 +179,10 @@ def test_settings_that_make_no_sense_are_refused(
         ({"depth": 9}, "depth 9 is out of range"),
         ({"context": 50_000}, "qwen3-8b has 40960"),
         ({"shape": None, "acceptance": None, "trace": None, "target": "."}, "need a head"),
+        (
+            {"shape": None, "acceptance": None, "trace": None, "target": "nowhere"},
+            "target nowhere: no such folder",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_any_weight_is_made(

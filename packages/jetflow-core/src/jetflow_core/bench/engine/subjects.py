@@ -121,6 +121,8 @@ def real_subject(settings: EngineSettings) -> Subject:
         ValueError: something cannot be loaded or does not fit; named.
     """
     folder: str | Path = default_target() if settings.target is None else settings.target
+    if not Path(folder).is_dir():
+        raise ValueError(f"target {folder}: no such folder")
     path = settings.head
     if path is None and settings.drafted:
         if not is_default_target(settings.target):
