@@ -1,0 +1,51 @@
+"""vLLM's CPU worker with our model runner: what ``--worker-cls`` names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from jetflow_serve.check import require_hooks
+from jetflow_serve.v1.attention import NAME, TreeAttentionImpl
+from jetflow_serve.v1.runner import TreeModelRunner
+from jetflow_serve.v1.settings import read_settings
+
+
+class TreeWorker(CPUWorker):
+    """A worker whose drafts are trees; it refuses at once what it cannot serve."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        local_rank: int,
+        rank: int,
+        distributed_init_method: str,
+        is_driver_worker: bool = False,
+    ) -> None:
+        require_hooks()
+        read_settings(vllm_config)
+        # The only backend a CPU takes; without trees it does what vLLM's own does.
+        register_backend(AttentionBackendEnum.CPU_ATTN, NAME)
+        super().__init__(
+            vllm_config, local_rank, rank, distributed_init_method, is_driver_worker
+        )
+
+    def init_device(self) -> None:
+        """As vLLM's, with a model runner of ours."""
+        super().init_device()
+        self.model_runner = TreeModelRunner(self.vllm_config, torch.device("cpu"))
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        """As vLLM's; then every layer of the target must attend with our class."""
+        super().load_model(*args, **options)
+        layers = self.vllm_config.compilation_config.static_forward_context
+        for name, layer in layers.items():
+            impl = getattr(layer, "impl", None)
+            if impl is not None and not isinstance(impl, TreeAttentionImpl):
+                raise TypeError(
+                    f"layer {name} attends with {type(impl).__name__}, which knows no trees"
+                )
