@@ -13,10 +13,12 @@ from jetflow_core.rounds import (
     Finished,
     FixedBudget,
     HeadRound,
+    LiveBatch,
     RoundDrafter,
     RoundRequest,
     RoundRunner,
     RunnerSettings,
+    Shares,
     TorchRoundOps,
     row_bytes,
 )
@@ -91,9 +93,10 @@ class Unequal:
     def __init__(self) -> None:
         self._round = 0
 
-    def share(self, requests: Sequence[int]) -> Sequence[int]:
+    def share(self, batch: LiveBatch) -> Shares:
         self._round += 1
-        return [1 + (5 * index + 3 * self._round) % self.most for index in requests]
+        rows = tuple(1 + (5 * i + 3 * self._round) % self.most for i in batch.requests)
+        return Shares(rows=rows, total=sum(rows))
 
 
 @pytest.fixture(scope="session")

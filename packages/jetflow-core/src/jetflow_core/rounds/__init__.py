@@ -1,6 +1,8 @@
 """Whole rounds on the device: static tensors, no host wait, one graph for each size."""
 
-from jetflow_core.rounds.budgets import Budgets, FixedBudget
+from jetflow_core.rounds.auto.choice import AutoBudget, Choice
+from jetflow_core.rounds.auto.costs import RoundCosts
+from jetflow_core.rounds.budgets import Budgets, FixedBudget, LiveBatch, Shares
 from jetflow_core.rounds.draft import CommittedRows, DraftInputs, NoDraft, RoundDrafter
 from jetflow_core.rounds.find import RoundBackend, round_ops_for
 from jetflow_core.rounds.head_round import HeadRound
@@ -14,21 +16,26 @@ from jetflow_core.rounds.torch_ops import TorchRoundOps
 
 __all__ = [
     "AcceptedBatch",
+    "AutoBudget",
     "Budgets",
+    "Choice",
     "CommittedRows",
     "DraftInputs",
     "Finished",
     "FixedBudget",
     "HeadRound",
     "ImposedPicks",
+    "LiveBatch",
     "NoDraft",
     "NotOnDevice",
     "RoundBackend",
+    "RoundCosts",
     "RoundDrafter",
     "RoundOps",
     "RoundRequest",
     "RoundRunner",
     "RunnerSettings",
+    "Shares",
     "Step",
     "TopTokens",
     "TorchRoundOps",

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from jetflow_core.limits import MAX_BUDGET
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveBatch:
+    """Who takes part in the next round."""
+
+    requests: tuple[int, ...]
+    """Their places in the list of requests, at least one."""
+    slots: int
+    """Slots that the round computes: the highest one in use, plus 1."""
+    context: float
+    """Committed rows of a request as far as rounds have been read, the mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """Rows of the next round's trees, roots included."""
+
+    rows: tuple[int, ...]
+    """Most rows of each request's tree, 1 or more."""
+    total: int
+    """Rows of all trees together. Where it is less than the sum of ``rows`` the trees keep their
+    likeliest rows, whoever they belong to; only ``AutoBudget`` may ask for that."""
 
 
 class Budgets(Protocol):
@@ -16,8 +38,8 @@ class Budgets(Protocol):
     def most(self) -> int:
         """No budget is ever larger."""
 
-    def share(self, requests: Sequence[int]) -> Sequence[int]:
-        """A budget for each of these requests (places in the list), root included."""
+    def share(self, batch: LiveBatch) -> Shares:
+        """Rows for each of these requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +53,24 @@ class FixedBudget:
     rows: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows <= MAX_BUDGET:
-            raise ValueError(f"budget {self.rows} is out of range: 1 to {MAX_BUDGET}")
+        check_budget(self.rows)
 
     @property
     def most(self) -> int:
         """The budget."""
         return self.rows
 
-    def share(self, requests: Sequence[int]) -> Sequence[int]:
+    def share(self, batch: LiveBatch) -> Shares:
         """The budget for each."""
-        return [self.rows] * len(requests)
+        count = len(batch.requests)
+        return Shares(rows=(self.rows,) * count, total=self.rows * count)
+
+
+def check_budget(rows: int) -> None:
+    """Refuses rows that no tree can have.
+
+    Raises:
+        ValueError: naming them and the range.
+    """
+    if not 1 <= rows <= MAX_BUDGET:
+        raise ValueError(f"budget {rows} is out of range: 1 to {MAX_BUDGET}")

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from jetflow_core.rounds.auto.batch_trees import BatchTrees
 from jetflow_core.rounds.draft import CommittedRows, DraftInputs, RoundDrafter
 from jetflow_core.rounds.ops import AcceptedBatch, RoundOps, TreeBatch
 from jetflow_core.rounds.packing import PackedTrees, pack_trees
@@ -27,7 +28,7 @@ class RoundSize:
     requests: int
     """R: slots 0..R-1 take part."""
     rows: int
-    """T: packed rows of the verify pass, at least the sum of the live budgets."""
+    """T: packed rows of the verify pass, at least those of all live trees."""
     tree_rows: int
     """C: rows of one tree at most, 1 to 256; 1: no draft is made."""
     pages: int
@@ -94,6 +95,7 @@ class RoundProgram:
         pools: the target's pages.
         state: the requests; changed by every round.
         imposed: takes the place of the target's picks; None: nothing does.
+        shared: gives all trees of a round one budget; None: each has its own.
     """
 
     def __init__(
@@ -105,9 +107,10 @@ class RoundProgram:
         state: RoundState,
         *,
         imposed: ImposedPicks | None = None,
+        shared: BatchTrees | None = None,
     ) -> None:
         self._stack, self._drafter, self._ops = stack, drafter, ops
-        self._pools, self._state, self._imposed = pools, state, imposed
+        self._pools, self._state, self._imposed, self._shared = pools, state, imposed, shared
         self._page = pools.keys[0].shape[1]
         self._cache = ops.cache_pools([*pools.keys, *pools.values])
 
@@ -120,8 +123,9 @@ class RoundProgram:
             sampled: False promises that every live temperature is 0.
         """
         of = self._requests(size)
-        trees = self._trees(of, size)
-        counts = trees.num_nodes.masked_fill(~of.live, 0)
+        tokens, log_probs = self._candidates(of, size)
+        trees = self._trees(of, tokens, log_probs, size)
+        counts = self._counts(of, trees, size)
         slots = self._ops.tree_slots(
             of.page_table, of.prefix_len, counts, capacity=size.tree_rows, page=self._page
         )
@@ -134,6 +138,8 @@ class RoundProgram:
         paths = self._ops.accept_walk(
             trees.tokens, trees.parents, counts, picks, max_depth=self._drafter.depth
         )
+        if self._shared is not None and size.tree_rows > 1:
+            self._shared.acceptance.learn(tokens, log_probs, trees, counts, paths.rows)
         # Row 0 of a padding request is nobody's: moving it onto itself could undo a neighbour's.
         kept = paths.rows.masked_fill(~of.live[:, None], -1)
         self._commit(of, packed, kept, features)
@@ -152,31 +158,44 @@ class RoundProgram:
             depth_left=(state.remaining[first] - 1).clamp(min=0),
         )
 
-    def _trees(self, of: _Requests, size: RoundSize) -> TreeBatch:
-        if size.tree_rows > 1:
-            tokens, log_probs = self._drafter.propose(
-                DraftInputs(
-                    slots=of.slots,
-                    page_table=of.page_table,
-                    prefix_len=of.prefix_len,
-                    roots=of.roots,
-                    live=of.live,
-                    depth_left=of.depth_left,
-                )
-            )
-        else:
+    def _candidates(self, of: _Requests, size: RoundSize) -> tuple[Tensor, Tensor]:
+        """Tokens ``[R, D, K]`` and scores; no depth where there is no draft."""
+        if size.tree_rows == 1:
             tokens = of.roots.new_empty(size.requests, 0, 1)
-            log_probs = torch.empty(size.requests, 0, 1, 1, device=tokens.device)
+            return tokens, torch.empty(size.requests, 0, 1, 1, device=tokens.device)
+        tokens, log_probs = self._drafter.propose(
+            DraftInputs(
+                slots=of.slots,
+                page_table=of.page_table,
+                prefix_len=of.prefix_len,
+                roots=of.roots,
+                live=of.live,
+                depth_left=of.depth_left,
+            )
+        )
         # One token always follows the accepted ones, so deeper rows could never be kept.
         too_deep = _places(tokens.shape[1], tokens) >= of.depth_left[:, None]
+        return tokens, log_probs.masked_fill(too_deep[:, :, None, None], -torch.inf)
+
+    def _trees(
+        self, of: _Requests, tokens: Tensor, log_probs: Tensor, size: RoundSize
+    ) -> TreeBatch:
+        if self._shared is not None and size.tree_rows > 1:
+            log_probs = self._shared.acceptance.calibrated(log_probs)
         return self._ops.build_tree(
             tokens,
-            log_probs.masked_fill(too_deep[:, :, None, None], -torch.inf),
+            log_probs,
             of.roots,
             self._state.budgets[: size.requests],
             of.prefix_len,
             capacity=size.tree_rows,
         )
+
+    def _counts(self, of: _Requests, trees: TreeBatch, size: RoundSize) -> Tensor:
+        """int32 ``[R]``: rows of each tree that are verified; 0 for a padding request."""
+        if self._shared is None or size.tree_rows == 1:
+            return trees.num_nodes.masked_fill(~of.live, 0)
+        return self._shared.counts(trees, of.live, deepest=self._drafter.depth)
 
     def _verify(self, of: _Requests, packed: PackedTrees) -> tuple[Tensor, Tensor | None]:
         stack, features = self._stack, None

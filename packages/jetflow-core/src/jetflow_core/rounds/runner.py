@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from jetflow_core.decode import ContextTooLong
 from jetflow_core.picker import NonFiniteLogitsError
+from jetflow_core.rounds.auto.choice import AutoBudget, Choice
+from jetflow_core.rounds.auto.rounds import AutoRounds, Engine
 from jetflow_core.rounds.batch import Batch
-from jetflow_core.rounds.budgets import Budgets, FixedBudget
+from jetflow_core.rounds.budgets import Budgets, FixedBudget, LiveBatch, Shares
 from jetflow_core.rounds.draft import NoDraft, RoundDrafter
 from jetflow_core.rounds.find import TORCH, RoundBackend, round_ops_for
 from jetflow_core.rounds.graphs import RoundPrograms
@@ -37,6 +39,9 @@ class _Flight:
     """Who takes part, in which slot, and since which arrival there."""
     ticket: int
     """Of the copy of its record."""
+    shares: Shares
+    promised: int
+    """Ticket of the copy of what it promised; with ``AutoBudget`` only."""
 
 
 class RoundRunner:
@@ -46,7 +51,8 @@ class RoundRunner:
         stack: the target, tapped as the drafter wants it.
         drafter: proposes; None: plain decoding.
         settings: sizes.
-        budgets: rows of each tree; None: 64, or 1 without a draft.
+        budgets: rows of each tree; None: 64, or 1 without a draft. ``AutoBudget`` finds out what
+            rounds cost before the first run of so many requests, unless that is known.
         backend: the steps of a round; None: those installed for the device.
         imposed: takes the place of the target's picks; None: nothing does.
 
@@ -97,8 +103,13 @@ class RoundRunner:
             steps=self._drafter.depth + 1,
             device=stack.device,
         )
+        self._auto: AutoRounds | None = None
+        if isinstance(self._budgets, AutoBudget):
+            self._auto = AutoRounds(self._budgets, self._drafter.depth, stack.device)
         given = (stack, self._drafter, self.backend.ops, pools, self._state)
-        self._round = RoundProgram(*given, imposed=imposed)
+        self._round = RoundProgram(
+            *given, imposed=imposed, shared=None if self._auto is None else self._auto.shared
+        )
         self._prefill = PrefillProgram(*given, rows=settings.prefill_rows)
         self.programs = RoundPrograms(
             stack.device,
@@ -112,6 +123,29 @@ class RoundRunner:
         self._records = Download(self._state.record)
         self._batch = Batch(self.tables, scratch=scratch, steps=self._drafter.depth + 1)
         self._flight: _Flight | None = None
+
+    def prepare(self, requests: int) -> None:
+        """Finds out what rounds of up to so many requests cost, if ``auto`` has to know.
+
+        A run does it by itself. Costs are kept in the user's cache folder.
+
+        Args:
+            requests: at once, at least 1; more than there are slots is as many as slots.
+
+        Raises:
+            RuntimeError: a run is under way.
+        """
+        if self._batch.busy or self._flight:
+            raise RuntimeError("another run is under way: let it end, or close it")
+        if self._auto is None:
+            return
+        engine = Engine(
+            stack=self._stack, drafter=self._drafter, program=self._round, state=self._state,
+            tables=self._tables_up, budgets=self._budgets_up, pages=self.pages,
+            page=self.tables.page, steps=self.backend.name,
+        )  # fmt: skip
+        slots = self.tables.table.shape[0]
+        self._auto.prepare(engine, self.programs, max(min(requests, slots), 1))
 
     def generate(self, requests: Sequence[RoundRequest]) -> list[Finished]:
         """All requests, finished, in their order; see ``run``."""
@@ -153,12 +187,12 @@ class RoundRunner:
         return jobs
 
     def _loop(self, jobs: Sequence[Job]) -> Iterator[Step]:
-        if self._batch.busy or self._flight:
-            raise RuntimeError("another run is under way: let it end, or close it")
+        working = [job for job in jobs if job.limit > 0]
+        self.prepare(len(working))
         for job in jobs:
             if job.limit == 0:
                 job.result.finish = "length"
-        self._batch.add(job for job in jobs if job.limit > 0)
+        self._batch.add(working)
         try:
             while self._batch.busy or self._flight:
                 for job in self._batch.admit():
@@ -239,30 +273,46 @@ class RoundRunner:
         if not live:
             return None
         slots = [job.in_slot() for job in live]
-        shares = self._budgets.share([job.index for job in live])
+        shares = self._shares(live, slots)
         self._tables_up.push(self.tables.table)
         budgets = np.ones(self.tables.table.shape[0], dtype=np.int32)
-        budgets[slots] = shares
+        budgets[slots] = shares.rows
         self._budgets_up.push(budgets)
         size = self.programs.size(
             requests=max(slots) + 1,
-            rows=sum(shares),
-            tree_rows=max(shares),
+            rows=shares.total,
+            tree_rows=max(shares.rows),
             pages=max(len(self.tables.held(slot)) for slot in slots),
         )
         sampled = any(job.request.temperature > 0 for job in live)
-        self.programs.run(
-            (size, sampled),
-            partial(self._round.run, size, sampled=sampled),
-            (*self._state.changes, *self._drafter.changes),
-        )
+        changes = (*self._state.changes, *self._drafter.changes)
+        if self._auto is not None:
+            changes = (*changes, *self._auto.shared.changes)
+        self.programs.run((size, sampled), partial(self._round.run, size, sampled=sampled), changes)
         for job in live:
             job.flights += 1
         jobs = tuple((job, slot, job.arrival) for job, slot in zip(live, slots, strict=True))
-        return _Flight(jobs, self._records.start())
+        promised = 0 if self._auto is None else self._auto.started()
+        return _Flight(jobs, self._records.start(), shares, promised)
+
+    def _shares(self, live: Sequence[Job], slots: Sequence[int]) -> Shares:
+        shares = self._budgets.share(
+            LiveBatch(
+                requests=tuple(job.index for job in live),
+                slots=max(slots) + 1,
+                context=sum(job.committed for job in live) / len(live),
+            )
+        )
+        if self._auto is not None and isinstance(shares, Choice):
+            self._auto.begin(shares)
+        return shares
 
     def _read(self, flight: _Flight) -> Iterator[Step]:
         records = self._records.read(flight.ticket)
+        if self._auto is not None and isinstance(flight.shares, Choice):
+            lines = records[[slot for _, slot, _ in flight.jobs]]
+            accepted = lines[lines[:, _COUNT] > 0, _ACCEPTED].tolist()
+            self._auto.read(flight.shares, flight.promised, accepted)
         for job, slot, arrival in flight.jobs:
             # Who has left meanwhile gets nothing: what comes after its end is dropped.
             if job.slot is not None and job.arrival == arrival:

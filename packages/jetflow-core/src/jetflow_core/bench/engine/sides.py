@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,12 +16,14 @@ from jetflow_core.bench.engine.timed import TimedPrograms
 from jetflow_core.rounds import (
     HeadRound,
     ImposedPicks,
+    LiveBatch,
     NoDraft,
     RoundBackend,
     RoundDrafter,
     RoundOps,
     RoundRunner,
     RunnerSettings,
+    Shares,
     round_ops_for,
     row_bytes,
 )
@@ -42,10 +43,11 @@ class ChosenBudget:
         self.rows = rows
         self.rounds: list[tuple[int, ...]] = []
 
-    def share(self, requests: Sequence[int]) -> Sequence[int]:
+    def share(self, batch: LiveBatch) -> Shares:
         """See ``Budgets``."""
-        self.rounds.append(tuple(requests))
-        return [self.rows] * len(requests)
+        self.rounds.append(batch.requests)
+        count = len(batch.requests)
+        return Shares(rows=(self.rows,) * count, total=self.rows * count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

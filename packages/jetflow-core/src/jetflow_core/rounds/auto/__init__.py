@@ -1,0 +1,1 @@
+"""Budget ``auto``: what a round costs, what it is expected to give, and the rows that pay."""
