@@ -181,13 +181,22 @@ class AutoBudget:
         if not self._outlook.seen:
             return self._first_look(plain, trees), "first look"
         best = max(trees, key=lambda option: option.rate)
-        if best.rate > _MARGIN * plain.rate:
+        if self._may_pay(best, plain):
             payable = [o for o in trees if self._account.affords(o.seconds - plain.seconds)]
             best = max(payable, key=lambda option: option.rate, default=plain)
-            if best.rate > _MARGIN * plain.rate:
+            if self._may_pay(best, plain):
                 return best, "pays"
             return self._probe(plain, trees) or (plain, "spent")
         return self._probe(plain, trees) or (plain, "plain pays")
+
+    def _may_pay(self, option: Option, plain: Option) -> bool:
+        """Whether trees are faster than plain rounds, if what is kept is no more than unlucky.
+
+        To be wrong costs what the account allows and no more; to leave trees that pay after a few
+        unlucky rounds would cost until a probe is lucky.
+        """
+        drafted = (option.tokens - plain.tokens) * (1.0 + self._outlook.doubt)
+        return (plain.tokens + drafted) / option.seconds > _MARGIN * plain.rate
 
     def _probe(self, plain: Option, trees: list[Option]) -> tuple[Option, str] | None:
         """The tree that is nearest to paying, now and then."""

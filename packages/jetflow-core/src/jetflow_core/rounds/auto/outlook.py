@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from jetflow_core.rounds.auto.batch_trees import POINTS
 
-_PROMISE_MEMORY, _TRUST_MEMORY = 48.0, 256.0
-"""Rounds of a request until what was seen counts a third."""
+_PROMISE_MEMORY, _TRUST_MEMORY = 48.0, 192.0
+"""Rounds of a request until what was seen counts a third; of the second, rounds with trees."""
 _PRIOR = 4.0
 
 
@@ -37,6 +37,14 @@ class Outlook:
         """Drafted tokens kept over those promised; 1 while little was seen."""
         return (self._kept + _PRIOR) / (self._promised + _PRIOR)
 
+    @property
+    def doubt(self) -> float:
+        """How much more drafted tokens may be kept in truth than were, as a share of them.
+
+        One standard deviation of a count: it shrinks as more is seen.
+        """
+        return (self._kept + _PRIOR) ** -0.5
+
     def tokens(self, rows: float) -> float:
         """Tokens a request of trees with so many rows a request, 1 or more."""
         curve = 1.0 + self.trust * np.cumsum(self._gains)
@@ -45,9 +53,6 @@ class Outlook:
     def pass_time(self, requests: int) -> None:
         """A round of so many requests was read: what was seen before counts less."""
         self._weights *= exp(-requests / _PROMISE_MEMORY)
-        keep = exp(-requests / _TRUST_MEMORY)
-        self._kept *= keep
-        self._promised *= keep
 
     def learn(self, promise: NDArray[np.float64], tree_rows: int, requests: int, kept: int) -> None:
         """Takes in a round with trees.
@@ -64,5 +69,7 @@ class Outlook:
         share = requests / (self._weights + requests)
         self._gains += np.where(told, share * (gains - self._gains), 0.0)
         self._weights += np.where(told, requests, 0.0)
-        self._kept += kept
-        self._promised += requests * max(float(promise[-1]) - 1.0, 0.0)
+        # Plain rounds say nothing of that: a head that boasted would be believed again after them.
+        keep = exp(-requests / _TRUST_MEMORY)
+        self._kept = keep * self._kept + kept
+        self._promised = keep * self._promised + requests * max(float(promise[-1]) - 1.0, 0.0)
