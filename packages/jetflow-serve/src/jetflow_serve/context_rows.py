@@ -1,4 +1,4 @@
-"""The drafter's new context: the rows of a step that are committed now, in the order of the text."""
+"""The drafter's new context: rows of a step that are committed now, in the order of the text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,12 @@ def context_rows(
         total += len(taken)
         ends.append(total)
         first += rows
-    return ContextRows(*(_joined(part) for part in (sources, places, positions)), np.array(ends))
+    return ContextRows(
+        sources=_joined(sources),
+        places=_joined(places),
+        positions=_joined(positions),
+        ends=np.array(ends, dtype=np.int64),
+    )
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -7,8 +7,8 @@ Only its attention is vLLM's: it reads and writes the paged cache.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-import torch
 from jetflow_core.head.checkpoint import load_head
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.proposal import draft_candidates
@@ -78,8 +78,9 @@ class JetFlowDraftModel(nn.Module):
     @property
     def embedding(self) -> Tensor:
         """The target's embedding ``[vocab, hidden]``."""
-        weight: Tensor = self.model.embed_tokens.weight[: self.head.config.vocab_size]
-        return weight
+        weight = self.model.embed_tokens.weight
+        assert isinstance(weight, Tensor)
+        return weight[: self.head.config.vocab_size]
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Rows of the target's embedding."""
@@ -99,18 +100,21 @@ class JetFlowDraftModel(nn.Module):
         pairs = self.head.context_keys_values(context_states[None], context_positions[None])
         if context_slot_mapping is None:
             return
-        for layer, pair in zip(self.attention, pairs, strict=True):
+        layers: Iterable[Any] = self.attention
+        for layer, pair in zip(layers, pairs, strict=True):
             keys, values = (part[0].transpose(0, 1).contiguous() for part in pair)
-            layer.impl.do_kv_cache_update(
-                layer, keys, values, layer.kv_cache, context_slot_mapping
-            )
+            layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, context_slot_mapping)
 
     def forward(
         self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None
     ) -> Tensor:
         """Hidden states ``[rows, hidden]`` of block rows, given by their input vectors."""
-        rows = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        return self.head.run_block(rows[None], positions[None], PagedContext(self.attention))[0]
+        if inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.embed_input_ids(input_ids)
+        return self.head.run_block(
+            inputs_embeds[None], positions[None], PagedContext(self.attention)
+        )[0]
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Logits ``[rows, vocab]`` by the target's output matrix."""

@@ -31,7 +31,7 @@ def sampler_output(
     processed: Sequence[Tensor],
     num_logprobs: int | None,
 ) -> SamplerOutput:
-    """vLLM's output of a step.
+    """The output of a step as vLLM takes it.
 
     Args:
         sampler: vLLM's, which says which log-probabilities are wanted.

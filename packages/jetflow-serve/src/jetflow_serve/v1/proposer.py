@@ -56,9 +56,7 @@ class TreeProposer(DFlashProposer):
         """Nothing: on a CPU no memory is profiled and no graph is captured."""
 
     @torch.inference_mode()
-    def observe(
-        self, features: Tensor, rows: ContextRows, slot_mapping: Tensor
-    ) -> Tensor:
+    def observe(self, features: Tensor, rows: ContextRows, slot_mapping: Tensor) -> Tensor:
         """Takes the committed rows of a step into the head's cache.
 
         Args:

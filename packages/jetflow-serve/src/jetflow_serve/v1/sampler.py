@@ -122,9 +122,9 @@ class _Rows:
             if not isinstance(processor, MinTokensLogitsProcessor):
                 raise TypeError(f"{type(processor).__name__} is not served with drafts")
             if self._index in processor.min_toks:
-                least, written, ends = processor.min_toks[self._index]
+                least, written, stops, grammar = processor.min_toks[self._index]
                 if len(written) + drafted < least:
-                    weights[:, list(ends)] = float("-inf")
+                    _forbid(weights, list(stops), spare_dead_ends=grammar)
 
     def _penalised(self, weights: Tensor, path: list[int]) -> Tensor:
         metadata, own = self._metadata, slice(self._index, self._index + 1)
@@ -138,3 +138,11 @@ class _Rows:
             [[*metadata.output_token_ids[self._index], *path]],
         )
         return penalised
+
+
+def _forbid(weights: Tensor, tokens: list[int], *, spare_dead_ends: bool) -> None:
+    """Forbids tokens of a row ``[1, V]``, in place; not where a grammar allows no others."""
+    before = weights[:, tokens].clone()
+    weights[:, tokens] = float("-inf")
+    if spare_dead_ends and bool(weights.isneginf().all()):
+        weights[:, tokens] = before

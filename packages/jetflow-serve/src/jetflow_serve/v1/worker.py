@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.v1.attention import selector
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -30,9 +31,9 @@ class TreeWorker(CPUWorker):
         read_settings(vllm_config)
         # The only backend a CPU takes; without trees it does what vLLM's own does.
         register_backend(AttentionBackendEnum.CPU_ATTN, NAME)
-        super().__init__(
-            vllm_config, local_rank, rank, distributed_init_method, is_driver_worker
-        )
+        # An engine that ran in this process before may have looked the old class up.
+        selector._cached_get_attn_backend.cache_clear()
+        super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
 
     def init_device(self) -> None:
         """As vLLM's, with a model runner of ours."""
