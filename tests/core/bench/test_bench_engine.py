@@ -4,20 +4,24 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jetflow_core.bench import app
 from jetflow_core.bench.engine import subjects
+from jetflow_core.bench.engine.budgets import engine_budgets
 from jetflow_core.bench.engine.marks import PHASES
 from jetflow_core.bench.engine.run import run_engine
 from jetflow_core.bench.engine.runs import _rounds_of
 from jetflow_core.bench.engine.schema import check_report
-from jetflow_core.bench.engine.settings import EngineSettings
+from jetflow_core.bench.engine.settings import AUTO, EngineSettings
 from jetflow_core.bench.engine.subjects import _spread_taps
+from jetflow_core.bench.engine.tables import engine_tables
 from jetflow_core.bench.schema import ReportError
 from jetflow_core.commands.numbers import OptionError
+from jetflow_core.rounds.auto import costs, measure
 from jetflow_core.stacks import StackShape
 
 AT_LEAST = [0.95, 0.85, 0.75, 0.65]
@@ -123,6 +127,47 @@ def test_the_command_measures_a_shape(
     shown = capsys.readouterr().out
     assert "IMPOSED from some" in shown and "ACCEPTANCE IS IMPOSED" in shown
     assert {file.name for file in tmp_path.iterdir()} == {"acceptance.json", "engine.json"}
+
+
+@pytest.mark.parametrize("imposed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_chosen_budget_is_told_with_its_reasons(
+    tiny_settings: Callable[..., EngineSettings], tiny_target_folder: Path, tiny_head_folder: Path,
+    prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imposed: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "_RUNS", 1)
+    monkeypatch.setattr(costs, "TOTALS", (4, 16))
+    budgets, wide = (1, AUTO), replace(SHAPE, vocab_size=300)
+    settings = tiny_settings(budgets=budgets, repeats=1) if imposed else EngineSettings(
+        target=str(tiny_target_folder), head=str(tiny_head_folder), prompts=(str(prompt_file),),
+        budgets=budgets, max_new_tokens=6, repeats=1, batch=2, dtype="float32", page=8,
+    )  # fmt: skip
+    report = run_engine(settings, tmp_path / "engine.json", shape=wide if imposed else None)
+    check_report(json.loads((tmp_path / "engine.json").read_text()))
+    assert report["settings"]["budgets"] == [1, "auto"]
+    plain, chosen = report["rows"]
+    assert plain["auto"] is None and (chosen["name"], chosen["budget"]) == ("auto", "auto")
+    auto = chosen["auto"]
+    counted = sum(line["rounds"] for line in auto["rounds"])
+    assert counted == sum(auto["reasons"].values()) >= chosen["rounds"]
+    assert {option["rows"] for option in auto["newest"]} <= {1, 2, 4, 16}
+    assert auto["costs"]["requests_rows_seconds"] and chosen["phases"] is None
+    if imposed:
+        assert chosen["wanted"]["source"] == "scaled by each round's own trees"
+        assert chosen["tau"] == pytest.approx(chosen["tokens"] / (ROUNDS * BATCH))
+    else:
+        assert chosen["texts_equal_to_plain"] == 4
+    tables = [table.title for table in engine_tables(report)]
+    assert tables[-1] == "auto: rows of all trees"
+
+
+def test_budgets_are_read_from_words() -> None:
+    assert engine_budgets(("16", "1"), 256) == (1, 16)
+    assert engine_budgets(("auto", "4,1"), 256) == (1, 4, AUTO)
+    assert engine_budgets(("auto",), 256) == (AUTO,)
+    for words in (("auto", "auto"), ("",), ("automatic",), ("auto", "0")):
+        with pytest.raises(ValueError, match="budget"):
+            engine_budgets(words, 256)
 
 
 def test_a_checkpoint_shows_its_own_acceptance(

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jetflow_core.bench.engine.acceptance import Trace, read_trace
-from jetflow_core.bench.engine.imposed import ImposedAcceptance
+from jetflow_core.bench.engine.imposed import ImposedAcceptance, ImposedScores
+from jetflow_core.bench.engine.imposed_trees import ImposedOnTrees
 from jetflow_core.bench.engine.model import head_model
 from jetflow_core.rounds import AcceptedBatch, TorchRoundOps, TreeBatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,6 +107,50 @@ def test_the_pick_at_the_end_is_no_child_even_if_the_target_picked_one() -> None
         picks = torch.full_like(trees.tokens, token)
         paths = _walk(trees, counts, imposed(trees, counts, picks))
         assert int(paths.accepted[0]) == int(imposed.wanted[0, 0])
+
+
+def test_what_a_chosen_budgets_trees_keep_is_what_their_budgets_would() -> None:
+    """Scores that the engine has changed decide which trees grow, and not what they are worth."""
+    model = head_model(TRACE, depth=DEPTH, width=WIDTH)
+    table = torch.from_numpy(model.log_probs)
+    given: Any = _Given()
+    scores = ImposedScores(given, table)
+    tokens, _ = scores.propose(given)
+    roots, rounds = torch.zeros(2, dtype=torch.int32), 60
+    for budget in (12, 32):
+        trees = TorchRoundOps().build_tree(
+            tokens, (0.9 * table)[None, :, None].expand(2, -1, -1, -1), roots,
+            torch.full((2,), budget, dtype=torch.int32), roots + 7, capacity=40,
+        )  # fmt: skip
+        counts = trees.num_nodes.masked_fill(torch.tensor([False, True]), 0)
+        imposed = ImposedOnTrees(
+            scores, slots=2, rounds=rounds, most_rows=40, vocab_size=VOCAB, device=CPU
+        )
+        imposed.restart(model.per_mass(), 3)
+        kept = []
+        for _ in range(rounds):
+            picks = imposed(trees, counts, torch.zeros_like(trees.tokens))
+            kept.append(_walk(trees, counts, picks).accepted.tolist())
+        own = scores.of_rows(trees)[0, :budget].exp()
+        depths = trees.depths[0, :budget]
+        for k, per_mass in enumerate(model.per_mass(), 1):
+            wanted = min(per_mass * float(own[depths == k].sum()), 1.0)
+            found = sum(line[0] >= k for line in kept) / rounds
+            assert abs(found - wanted) <= 1 / rounds + 1e-9
+        assert not any(line[1] for line in kept)
+    exact = model.tree(TRACE.budget)
+    mass = np.exp(exact.scores)[exact.depths == 2].sum()
+    assert model.per_mass()[1] * mass == pytest.approx(AT_LEAST[1])
+
+
+class _Given:
+    """Always proposes the same tokens."""
+
+    depth = DEPTH
+
+    def propose(self, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.arange(2 * DEPTH * WIDTH).view(2, DEPTH, WIDTH) % VOCAB
+        return tokens.int(), torch.zeros(2, DEPTH, 1, WIDTH)
 
 
 class NoWait(TorchDispatchMode):

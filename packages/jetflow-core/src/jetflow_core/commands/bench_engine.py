@@ -49,8 +49,10 @@ def command(
     budgets: Annotated[
         tuple[str, ...],
         Parameter(
+            name=("--budgets", "--budget"),
             consume_multiple=True,
-            help="Rows of one request's tree, root included, 1 to 256; 1 is plain decoding.",
+            help="Rows of one request's tree, root included, 1 to 256; 1 is plain decoding, auto "
+            "chooses the rows of the whole batch every round.",
         ),
     ] = ("1", "64", "128", "256"),
     depth: Annotated[
@@ -93,11 +95,11 @@ def command(
     rounds keep is imposed from a file, and the report says so: the time of a round is measured, tau
     is not. All budgets take turns; plain decoding is the same engine without a head.
     """
-    from jetflow_core.bench.checks import parse_budgets
+    from jetflow_core.bench.engine.budgets import engine_budgets
     from jetflow_core.limits import MAX_BUDGET
     from jetflow_core.reports.files import check_output
 
-    sizes = parse_budgets(",".join(budgets), MAX_BUDGET)
+    sizes = engine_budgets(budgets, MAX_BUDGET)
     if out is not None:
         check_output(out)
     if device != "auto":

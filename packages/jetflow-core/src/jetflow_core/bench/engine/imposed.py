@@ -75,11 +75,14 @@ class ImposedAcceptance:
         slots, rounds = self.wanted.shape
         order = draw.permuted(np.tile(np.arange(rounds), (slots, 1)), axis=1)
         part = (draw.permutation(slots) + 0.5) / slots
-        place = (order + part[:, None]) / rounds
-        self.wanted = (place[..., None] < np.asarray(at_least)).sum(-1)
-        self._wanted.copy_(torch.from_numpy(self.wanted))
+        self._keep((order + part[:, None]) / rounds, np.asarray(at_least))
         self._noise.copy_(torch.from_numpy(draw.gumbel(size=tuple(self._noise.shape))))
         self._turn.zero_()
+
+    def _keep(self, places: NDArray[np.float64], at_least: NDArray[np.float64]) -> None:
+        """What is to be kept, from each slot's and round's place in the distribution."""
+        self.wanted = (places[..., None] < at_least).sum(-1)
+        self._wanted.copy_(torch.from_numpy(self.wanted))
 
     def __call__(self, trees: TreeBatch, counts: Tensor, picks: Tensor) -> Tensor:
         """See ``ImposedPicks``."""
@@ -102,15 +105,24 @@ class ImposedAcceptance:
         requests, rows = inside.shape
         rounds = self._wanted.shape[1]
         turn = self._turn % rounds
-        wanted = self._wanted[:requests].index_select(1, turn)
+        scores = self._scores(trees)
+        wanted = self._lengths(turn, requests, scores, trees.depths, inside)
         depths = trees.depths.masked_fill(~inside, 0)
         wanted = torch.minimum(wanted, depths.amax(1, keepdim=True))
         slots = torch.arange(requests, device=inside.device)
         noise = self._noise[(turn + _SLOT_STRIDE * slots) % rounds, :rows]
         # An argmax over nothing but -inf is row 0, the root, as it should be.
-        return (
-            (trees.scores + noise).masked_fill(~inside | (depths != wanted), -torch.inf).argmax(1)
-        )
+        return (scores + noise).masked_fill(~inside | (depths != wanted), -torch.inf).argmax(1)
+
+    def _scores(self, trees: TreeBatch) -> Tensor:
+        """``[R, C]``: what nodes of a depth are drawn by."""
+        return trees.scores
+
+    def _lengths(
+        self, turn: Tensor, requests: int, scores: Tensor, depths: Tensor, inside: Tensor
+    ) -> Tensor:
+        """int64 ``[R, 1]``: rows to keep."""
+        return self._wanted[:requests].index_select(1, turn)
 
     def _not_a_child(self, trees: TreeBatch, inside: Tensor, ends: Tensor, picks: Tensor) -> Tensor:
         """int32 ``[R]``: a token that no child of the row ``ends`` has."""
@@ -134,6 +146,8 @@ class ImposedScores:
 
     def __init__(self, drafter: RoundDrafter, log_probs: Tensor) -> None:
         self._drafter, self._log_probs = drafter, log_probs[:, None]
+        self.tokens: Tensor | None = None
+        """int32 ``[R, D, K]``, those of the newest proposal."""
 
     @property
     def depth(self) -> int:
@@ -176,8 +190,26 @@ class ImposedScores:
         """Takes in committed rows."""
         self._drafter.absorb(rows)
 
+    def of_rows(self, trees: TreeBatch) -> Tensor:
+        """float64 ``[R, C]``: the table's own scores of the rows of trees, whatever theirs became.
+
+        The trees are those of the newest proposal; 0 at the root and behind the last row.
+        """
+        assert self.tokens is not None
+        level = (trees.depths.long() - 1).clamp(min=0)
+        at = level[..., None].expand(-1, -1, self.tokens.shape[2])
+        ranks = (self.tokens.gather(1, at) == trees.tokens[..., None]).int().argmax(2)
+        scores = self._log_probs[level, 0, ranks].double().masked_fill(trees.depths < 1, 0.0)
+        # Every step doubles how far above a row its sum reaches.
+        above = trees.parents.long().clamp(min=0)
+        for _ in range(self.depth.bit_length()):
+            scores = scores + scores.gather(1, above)
+            above = above.gather(1, above)
+        return scores
+
     def propose(self, inputs: DraftInputs) -> tuple[Tensor, Tensor]:
         """The drafter's candidates with the table's scores; what was no node is none still."""
         tokens, scores = self._drafter.propose(inputs)
+        self.tokens = tokens
         table = self._log_probs.to(scores.dtype).expand_as(scores)
         return tokens, torch.where(scores == -torch.inf, scores, table)

@@ -61,6 +61,17 @@ class HeadModel:
         scaled = np.minimum(wanted * ratio, 1.0)
         return tuple(np.minimum.accumulate(scaled).tolist())
 
+    def per_mass(self) -> tuple[float, ...]:
+        """By depth: how likely a round keeps so many drafted tokens or more, over the nodes' mass.
+
+        The mass is the probability that the table gives to the nodes of that depth together. Times
+        that of a tree of the trace's own size it is the trace, of others what ``at_least`` says.
+        """
+        own = _mass(_tree(self.log_probs, self.trace.budget), self.depth)
+        wanted = np.asarray(self.trace.at_least[: self.depth])
+        found = np.divide(wanted, own, out=np.zeros_like(own), where=own > 0)
+        return tuple(found.tolist())
+
 
 def head_model(trace: Trace, *, depth: int, width: int) -> HeadModel:
     """The table that fits a trace.

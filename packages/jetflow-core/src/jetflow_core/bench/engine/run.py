@@ -15,10 +15,17 @@ from jetflow_core.bench.engine.floor import told_device
 from jetflow_core.bench.engine.marks import MarkedPrograms
 from jetflow_core.bench.engine.runs import Run, Unit, run_unit, units
 from jetflow_core.bench.engine.schema import FORMAT, IMPOSED, OWN, check_report
-from jetflow_core.bench.engine.settings import PLAIN, EngineSettings
-from jetflow_core.bench.engine.sides import Side, marked_side, plain_side, tree_side
+from jetflow_core.bench.engine.settings import AUTO, PLAIN, EngineSettings
+from jetflow_core.bench.engine.sides import (
+    Side,
+    WatchedAuto,
+    auto_side,
+    marked_side,
+    plain_side,
+    tree_side,
+)
 from jetflow_core.bench.engine.subjects import Subject, random_subject, real_subject
-from jetflow_core.bench.engine.summary import DEFINITIONS, Measured, row_of
+from jetflow_core.bench.engine.summary import DEFINITIONS, Measured, row_of, told_budget
 from jetflow_core.bench.progress import Advance, bar
 from jetflow_core.reports.files import check_output, write_report
 from jetflow_core.reports.provenance import provenance
@@ -71,10 +78,10 @@ def run_engine(
     plan = units(subject, settings.batch, settings.rounds)
     turns = len(settings.budgets) * len(plan) * (settings.repeats + 1)
     with bar("rounds", turns) as advance:
-        found = _timed(settings, subject, plan, used, file, advance)
+        found, chosen = _timed(settings, subject, plan, used, file, advance)
         gc.collect()
         phases = _marked(settings, subject, plan[0])
-    report = _report(settings, subject, found, phases, used, finished=True)
+    report = _report(settings, subject, found, phases, used, chosen, finished=True)
     check_report(report)
     if file is not None:
         write_report(file, report)
@@ -88,8 +95,8 @@ def _timed(
     used: dict[str, Any],
     file: Path | None,
     advance: Advance,
-) -> dict[int, list[tuple[Run, ...]]]:
-    """All repeats of all budgets, in turns."""
+) -> tuple[dict[int, list[tuple[Run, ...]]], dict[str, Any] | None]:
+    """All repeats of all budgets, in turns; and what ``auto`` chose, if it took part."""
     sides = _sides(settings, subject)
     some = sides[settings.budgets[0]].runner
     used |= {"steps": some.backend.name, "programs": some.programs.mode}
@@ -108,16 +115,28 @@ def _timed(
         for budget, mine in runs.items():
             found[budget].append(tuple(mine))
         if file is not None:
-            write_report(file, _report(settings, subject, found, {}, used, finished=False))
-    return found
+            write_report(
+                file, _report(settings, subject, found, {}, used, _chosen(sides), finished=False)
+            )
+    return found, _chosen(sides)
+
+
+def _chosen(sides: Mapping[int, Side]) -> dict[str, Any] | None:
+    """What ``auto`` chose and why, with what rounds cost."""
+    budgets = sides[AUTO].budgets if AUTO in sides else None
+    if not isinstance(budgets, WatchedAuto) or budgets.costs is None:
+        return None
+    return {**budgets.as_dict(), "costs": budgets.costs.to_dict()}
 
 
 def _sides(settings: EngineSettings, subject: Subject) -> dict[int, Side]:
     sides = {}
-    trees = tree_side(subject, settings) if settings.drafted else None
+    trees = tree_side(subject, settings) if settings.sizes else None
     for budget in settings.budgets:
         if budget == PLAIN:
             sides[budget] = plain_side(subject, settings)
+        elif budget == AUTO:
+            sides[budget] = auto_side(subject, settings)
         elif trees is not None:
             sides[budget] = trees
     return sides
@@ -133,11 +152,10 @@ def _marked(
         found[PLAIN] = _phases(side, settings, subject, unit, PLAIN)
         # Two sides at once might not fit beside each other.
         del side
-    if settings.drafted:
+    if settings.sizes:
         side = marked_side(subject, settings, plain=False)
-        for budget in settings.budgets:
-            if budget > PLAIN:
-                found[budget] = _phases(side, settings, subject, unit, budget)
+        for budget in settings.sizes:
+            found[budget] = _phases(side, settings, subject, unit, budget)
     return found
 
 
@@ -171,11 +189,17 @@ def _report(
     found: Mapping[int, list[tuple[Run, ...]]],
     phases: Mapping[int, tuple[Mapping[str, float], ...]],
     used: Mapping[str, Any],
+    chosen: Mapping[str, Any] | None,
     *,
     finished: bool,
 ) -> dict[str, Any]:
     measured = {
-        budget: Measured(budget=budget, repeats=tuple(repeats), phases=phases.get(budget, ()))
+        budget: Measured(
+            budget=budget,
+            repeats=tuple(repeats),
+            phases=phases.get(budget, ()),
+            chosen=chosen if budget == AUTO else None,
+        )
         for budget, repeats in found.items()
     }
     device = told_device(settings)
@@ -183,7 +207,7 @@ def _report(
         "format": FORMAT,
         "finished": finished,
         "acceptance": _acceptance(subject),
-        "settings": asdict(settings),
+        "settings": asdict(settings) | {"budgets": [told_budget(b) for b in settings.budgets]},
         "used": dict(used),
         "definitions": dict(DEFINITIONS),
         "notes": _notes(measured),
@@ -214,7 +238,7 @@ def _notes(measured: Mapping[int, Measured]) -> list[str]:
         starved = sum(run.device.starved for run in mine.runs if run.device)
         if starved:
             notes.append(
-                f"budget {budget}: the device waited for the host before {starved} of "
+                f"budget {told_budget(budget)}: the device waited for the host before {starved} of "
                 f"{sum(run.rounds for run in mine.runs)} rounds"
             )
         cut = sum(sum(run.wanted) > sum(run.accepted) for run in mine.runs if run.wanted)

@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import cast
 
 from jetflow_core.bench.engine.marks import MarkedPrograms
-from jetflow_core.bench.engine.settings import PLAIN
-from jetflow_core.bench.engine.sides import Side
+from jetflow_core.bench.engine.settings import AUTO, PLAIN
+from jetflow_core.bench.engine.sides import ChosenBudget, Side
 from jetflow_core.bench.engine.subjects import Subject
 from jetflow_core.bench.engine.timed import DeviceTime
 from jetflow_core.rounds import RoundRequest, Step
@@ -70,7 +70,7 @@ def run_unit(side: Side, subject: Subject, unit: Unit, budget: int, seed: int) -
         side: what decodes.
         subject: whose prompts these are.
         unit: who takes part.
-        budget: rows of each tree.
+        budget: rows of each tree; ``AUTO`` of a side that chooses them.
         seed: of an imposed acceptance.
     """
     _restart(side, subject, budget, seed)
@@ -92,11 +92,15 @@ def run_unit(side: Side, subject: Subject, unit: Unit, budget: int, seed: int) -
 
 
 def _restart(side: Side, subject: Subject, budget: int, seed: int) -> None:
-    side.budgets.restart(budget)
+    if isinstance(side.budgets, ChosenBudget):
+        side.budgets.restart(budget)
+    else:
+        side.budgets.begin_run()
     if not isinstance(side.programs, MarkedPrograms):
         side.programs.restart()
     if side.imposed is not None and subject.model is not None:
-        side.imposed.restart(subject.model.at_least(budget), seed)
+        model = subject.model
+        side.imposed.restart(model.per_mass() if budget == AUTO else model.at_least(budget), seed)
 
 
 def _request(subject: Subject, prompt: Sequence[int]) -> RoundRequest:
@@ -130,7 +134,10 @@ def _told(side: Side, unit: Unit, steps: list[Step], seen: Counter[int], end: fl
 
 
 def _wanted(side: Side, unit: Unit) -> tuple[int, ...]:
-    if side.imposed is None or unit.rounds is None or side.budgets.rows == PLAIN:
+    if side.imposed is None or unit.rounds is None:
+        return ()
+    # What a chosen budget keeps follows from its trees, on the device.
+    if not isinstance(side.budgets, ChosenBudget) or side.budgets.rows == PLAIN:
         return ()
     return tuple(side.imposed.wanted[: len(unit.prompts), : unit.rounds].flatten().tolist())
 

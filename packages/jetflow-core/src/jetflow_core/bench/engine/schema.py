@@ -18,9 +18,11 @@ _REPORT = (
 _ROW = (
     "name", "budget", "rows_per_round", "tau", "wanted", "accepted", "tokens", "rounds",
     "seconds_per_round", "device_seconds_per_round", "tokens_per_second", "ratio_to_plain",
-    "device_busy_share", "starved_rounds", "floor", "phases", "context", "texts_equal_to_plain",
+    "device_busy_share", "starved_rounds", "floor", "phases", "auto", "context",
+    "texts_equal_to_plain",
 )  # fmt: skip
 _WANTED = ("source", "at_least", "tau", "drawn_tau", "cut_rounds")
+_AUTO = ("rounds", "reasons", "expected_tokens", "tokens", "seconds", "trust", "newest", "costs")
 _SPREAD = ("median", "min", "max", "by_repeat")
 
 
@@ -49,10 +51,14 @@ def _check_row(row: Mapping[str, Any], *, imposed: bool) -> None:
     for name in ("seconds_per_round", "tokens_per_second"):
         _check(row[name], _SPREAD, f"{name} of {where}")
     # Lengths that were given may not pass for lengths that were found.
-    if imposed and row["budget"] > 1:
+    if imposed and row["budget"] != 1:
         if row["wanted"] is None:
             raise ReportError(f"{where} does not say what acceptance was imposed")
         _check(row["wanted"], _WANTED, f"wanted of {where}")
+    if (row["budget"] == "auto") != (row["auto"] is not None):
+        raise ReportError(f"auto of {where} must say what was chosen, and only of budget auto")
+    if row["auto"] is not None:
+        _check(row["auto"], _AUTO, f"auto of {where}")
     if row["phases"] is not None:
         _check(row["phases"], ("rounds", "seconds"), f"the phases of {where}")
         _check(row["phases"]["seconds"], PHASES, f"the phases of {where}")

@@ -10,6 +10,8 @@ from jetflow_core.limits import MAX_BUDGET, MAX_SLOTS
 
 PLAIN = 1
 """Budget of plain decoding."""
+AUTO = 0
+"""Stands for the budget that is chosen every round."""
 MOST_DEPTH = 63
 MOST_PREFILL = 256
 
@@ -36,6 +38,7 @@ class EngineSettings:
     trace: str | None = None
     """Set of that file."""
     budgets: tuple[int, ...] = (1, 64, 128, 256)
+    """``AUTO`` may be one of them."""
     depth: int | None = None
     """Depths to draft; None: the trace's, or the head's."""
     batch: int = 1
@@ -83,7 +86,12 @@ class EngineSettings:
     @property
     def drafted(self) -> bool:
         """Whether anything but plain decoding is measured."""
-        return any(budget > PLAIN for budget in self.budgets)
+        return any(budget != PLAIN for budget in self.budgets)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Budgets of more than one row that stay as they are."""
+        return tuple(budget for budget in self.budgets if budget not in (PLAIN, AUTO))
 
     def _check_device(self) -> None:
         for name in ("bandwidth", "flops"):
@@ -101,7 +109,7 @@ class EngineSettings:
         if not self.budgets:
             raise ValueError("no budgets: name at least one")
         for budget in self.budgets:
-            if not 1 <= budget <= MAX_BUDGET:
+            if budget != AUTO and not 1 <= budget <= MAX_BUDGET:
                 raise ValueError(f"budget {budget} is out of range: 1 to {MAX_BUDGET}")
 
     def _check_subject(self) -> None:

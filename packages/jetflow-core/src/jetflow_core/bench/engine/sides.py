@@ -9,11 +9,15 @@ import torch
 
 from jetflow_core.bench.engine import marks as phases
 from jetflow_core.bench.engine.imposed import ImposedAcceptance, ImposedScores
+from jetflow_core.bench.engine.imposed_trees import ImposedOnTrees
 from jetflow_core.bench.engine.marks import Marked, MarkedPrograms, Marks
 from jetflow_core.bench.engine.settings import PLAIN, EngineSettings
 from jetflow_core.bench.engine.subjects import Subject
 from jetflow_core.bench.engine.timed import TimedPrograms
+from jetflow_core.limits import MAX_BUDGET
 from jetflow_core.rounds import (
+    AutoBudget,
+    Choice,
     HeadRound,
     ImposedPicks,
     LiveBatch,
@@ -39,7 +43,7 @@ class ChosenBudget:
         self.restart(most)
 
     def restart(self, rows: int) -> None:
-        """Trees have so many rows from now on; forgets all rounds."""
+        """Trees have so many rows from now on; forgets who took part in rounds."""
         self.rows = rows
         self.rounds: list[tuple[int, ...]] = []
 
@@ -50,12 +54,25 @@ class ChosenBudget:
         return Shares(rows=(self.rows,) * count, total=self.rows * count)
 
 
+class WatchedAuto(AutoBudget):
+    """``AutoBudget`` that remembers who took part in each round."""
+
+    def begin_run(self) -> None:
+        """Forgets who took part; what was seen of costs and acceptance stays."""
+        self.rounds: list[tuple[int, ...]] = []
+
+    def share(self, batch: LiveBatch) -> Choice:
+        """See ``AutoBudget``."""
+        self.rounds.append(batch.requests)
+        return super().share(batch)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Side:
     """A runner with what is to be told and asked of it between runs."""
 
     runner: RoundRunner
-    budgets: ChosenBudget
+    budgets: ChosenBudget | WatchedAuto
     programs: TimedPrograms | MarkedPrograms
     imposed: ImposedAcceptance | None
 
@@ -74,19 +91,37 @@ def plain_side(subject: Subject, settings: EngineSettings) -> Side:
     """Plain decoding without a head: nothing is tapped, drafted or absorbed."""
     backend = round_ops_for(subject.stack.device)
     parts = _Parts(stack=subject.plain, drafter=NoDraft(), backend=backend, imposed=None)
-    return _side(parts, subject, settings, PLAIN, None, None)
+    return _side(parts, subject, settings, ChosenBudget(PLAIN), None, None)
 
 
 def tree_side(subject: Subject, settings: EngineSettings) -> Side:
     """Trees, timed from the outside only."""
     imposed = _imposed(subject, settings)
-    parts = _Parts(
+    parts = _drafting(subject, _drafter(subject), imposed)
+    return _side(parts, subject, settings, ChosenBudget(max(settings.sizes)), imposed, None)
+
+
+def auto_side(subject: Subject, settings: EngineSettings) -> Side:
+    """Trees of a budget that is chosen every round; finds out what rounds cost."""
+    drafter = _drafter(subject)
+    imposed = None
+    if subject.model is not None:
+        assert isinstance(drafter, ImposedScores)
+        imposed = ImposedOnTrees(drafter, **_imposed_sizes(subject, settings, MAX_BUDGET))
+    budget = WatchedAuto()
+    budget.begin_run()
+    side = _side(_drafting(subject, drafter, imposed), subject, settings, budget, imposed, None)
+    side.runner.prepare(settings.batch)
+    return side
+
+
+def _drafting(subject: Subject, drafter: RoundDrafter, imposed: ImposedAcceptance | None) -> _Parts:
+    return _Parts(
         stack=subject.stack,
-        drafter=_drafter(subject),
+        drafter=drafter,
         backend=round_ops_for(subject.stack.device),
         imposed=imposed,
     )
-    return _side(parts, subject, settings, max(settings.budgets), imposed, None)
 
 
 def marked_side(subject: Subject, settings: EngineSettings, *, plain: bool) -> Side:
@@ -114,8 +149,8 @@ def marked_side(subject: Subject, settings: EngineSettings, *, plain: bool) -> S
             imposed, marks, {"__call__": phases.IMPOSED}, {}
         )),
     )  # fmt: skip
-    most = PLAIN if plain else max(settings.budgets)
-    return _side(parts, subject, settings, most, imposed, marks)
+    budget = ChosenBudget(PLAIN if plain else max(settings.sizes))
+    return _side(parts, subject, settings, budget, imposed, marks)
 
 
 def _drafter(subject: Subject) -> RoundDrafter:
@@ -131,29 +166,33 @@ def _drafter(subject: Subject) -> RoundDrafter:
 def _imposed(subject: Subject, settings: EngineSettings) -> ImposedAcceptance | None:
     if subject.model is None:
         return None
-    return ImposedAcceptance(
-        slots=settings.batch,
-        rounds=settings.rounds,
-        # Graphs of trees are made for powers of two.
-        most_rows=1 << (max(settings.budgets) - 1).bit_length(),
-        vocab_size=subject.stack.vocab_size,
-        device=subject.stack.device,
-    )
+    # Graphs of trees are made for powers of two.
+    most = 1 << (max(settings.sizes) - 1).bit_length()
+    return ImposedAcceptance(**_imposed_sizes(subject, settings, most))
+
+
+def _imposed_sizes(subject: Subject, settings: EngineSettings, most: int) -> dict[str, Any]:
+    return {
+        "slots": settings.batch,
+        "rounds": settings.rounds,
+        "most_rows": most,
+        "vocab_size": subject.stack.vocab_size,
+        "device": subject.stack.device,
+    }
 
 
 def _side(
     parts: _Parts,
     subject: Subject,
     settings: EngineSettings,
-    most: int,
+    budgets: ChosenBudget | WatchedAuto,
     imposed: ImposedAcceptance | None,
     marks: Marks | None,
 ) -> Side:
-    budgets = ChosenBudget(most)
     runner = RoundRunner(
         parts.stack,
         parts.drafter,
-        _sizes(parts, subject, settings, most),
+        _sizes(parts, subject, settings, budgets.most),
         budgets=budgets,
         backend=parts.backend,
         imposed=parts.imposed,

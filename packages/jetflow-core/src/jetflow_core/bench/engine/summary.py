@@ -11,12 +11,20 @@ from typing import Any
 from jetflow_core.bench.engine.floor import Device, floor_of
 from jetflow_core.bench.engine.marks import PHASES
 from jetflow_core.bench.engine.runs import Run
-from jetflow_core.bench.engine.settings import PLAIN
+from jetflow_core.bench.engine.settings import AUTO, PLAIN
 from jetflow_core.bench.engine.subjects import Subject
 
 DEFINITIONS: Mapping[str, str] = {
     "round": "one draft and one verify pass of all requests of the batch; of plain decoding a step",
-    "budget": "rows of each request's tree, the root included; 1 is plain decoding",
+    "budget": "rows of each request's tree, the root included; 1 is plain decoding; auto: one for "
+    "the whole batch, chosen every round",
+    "auto": "what was chosen in all runs, warm-up included. rounds: how often so many rows of all "
+    "trees, by requests that took part; reasons: first look (nothing was seen yet), pays, probe "
+    "(trees are not expected to pay and are tried), plain pays, spent (trees lost more than they "
+    "may); expected_tokens: what was expected of the rounds that were read, and tokens, what came; "
+    "seconds: theirs, by the measured costs; trust: drafted tokens kept over those promised; "
+    "newest: what was known of every choice at the newest round; costs: seconds measured before "
+    "the runs, by requests, rows of all trees, and context",
     "tau": "new tokens / rounds of requests: drafted tokens kept, and the correction",
     "plain": "the same engine, weights, prompts and graphs without any head: nothing is tapped, "
     "drafted or absorbed",
@@ -47,6 +55,9 @@ DEFINITIONS: Mapping[str, str] = {
 """What the words of a report mean."""
 
 
+_NAMES = {PLAIN: "plain", AUTO: "auto"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """All runs of one budget."""
@@ -55,6 +66,8 @@ class Measured:
     repeats: tuple[tuple[Run, ...], ...]
     phases: tuple[Mapping[str, float], ...]
     """Of every marked round; empty: none was marked."""
+    chosen: Mapping[str, Any] | None = None
+    """What ``auto`` chose and why."""
 
     @property
     def runs(self) -> list[Run]:
@@ -83,8 +96,8 @@ def row_of(
     on_device = _device_seconds(mine)
     speeds = _speeds(mine)
     return {
-        "name": "plain" if mine.budget == PLAIN else f"tree-{mine.budget}",
-        "budget": mine.budget,
+        "name": _NAMES.get(mine.budget, f"tree-{mine.budget}"),
+        "budget": told_budget(mine.budget),
         "rows_per_round": rows,
         "tau": tokens / steps,
         "wanted": _wanted(mine, subject),
@@ -105,9 +118,15 @@ def row_of(
         if device is None
         else _floor(mine, subject, device, rows, context, requests, on_device or wall),
         "phases": _phases(mine.phases),
+        "auto": mine.chosen,
         "context": context,
         "texts_equal_to_plain": _equal(mine, plain, subject),
     }
+
+
+def told_budget(budget: int) -> int | str:
+    """A budget as reports tell it."""
+    return "auto" if budget == AUTO else budget
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
@@ -149,6 +168,9 @@ def _wanted(mine: Measured, subject: Subject) -> dict[str, Any] | None:
     model = subject.model
     if model is None or mine.budget == PLAIN:
         return None
+    if mine.budget == AUTO:
+        unknown = dict.fromkeys(("at_least", "tau", "drawn_tau", "cut_rounds"))
+        return {"source": "scaled by each round's own trees", **unknown}
     at_least = model.at_least(mine.budget)
     pairs = [pair for run in mine.runs for pair in zip(run.wanted, _by_request(run), strict=True)]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ _SPEED = ("rows", "tau", "wanted", "ms", "device ms", "x floor", "tokens/s", "x 
 
 
 def engine_tables(report: Mapping[str, Any]) -> Iterator[Table]:
-    """Two tables: speed by budget, and milliseconds by phase."""
+    """Speed by budget, milliseconds by phase, and what ``auto`` chose."""
     acceptance = report["acceptance"]
     how = "its own acceptance"
     if acceptance["kind"] == IMPOSED:
@@ -32,6 +33,23 @@ def engine_tables(report: Mapping[str, Any]) -> Iterator[Table]:
                 found = [*row["phases"]["seconds"].values(), row["phases"]["whole"]]
                 table.add_row(row["name"], *(f"{1e3 * value:.2f}" for value in found))
         yield table
+    for row in report["rows"]:
+        if row["auto"] is not None:
+            yield _choices(row["auto"])
+
+
+def _choices(auto: Mapping[str, Any]) -> Table:
+    """Rows that ``auto`` chose, with what was known of them at the newest choice."""
+    table = _table("auto: rows of all trees", ("rounds", "ms", "expected", "tokens/s"))
+    counts: Counter[int] = Counter()
+    for line in auto["rounds"]:
+        counts[line["rows"]] += line["rounds"]
+    for option in auto["newest"]:
+        table.add_row(
+            str(option["rows"]), str(counts[option["rows"]]), f"{1e3 * option['seconds']:.2f}",
+            f"{option['expected_tokens']:.2f}", f"{option['tokens_per_second']:.0f}",
+        )  # fmt: skip
+    return table
 
 
 def _table(title: str, numbers: tuple[str, ...]) -> Table:
@@ -50,7 +68,7 @@ def _speed(row: Mapping[str, Any]) -> list[str]:
     return [
         f"{row['rows_per_round']:.0f}",
         f"{row['tau']:.2f}",
-        "" if wanted is None else f"{wanted['tau']:.2f}",
+        "" if wanted is None or wanted["tau"] is None else f"{wanted['tau']:.2f}",
         f"{1e3 * row['seconds_per_round']['median']:.2f}",
         "" if device is None else f"{1e3 * device['median']:.2f}",
         "" if floor is None else f"{1 / floor['share']:.2f}",

@@ -131,12 +131,12 @@ class AutoBudget:
             tokens kept over promised; newest: rows, seconds, expected tokens and tokens a second of
             all options at the newest choice.
         """
-        rounds: dict[int, dict[int, int]] = {}
-        for (live, total), count in sorted(self._rounds.items()):
-            rounds.setdefault(live, {})[total] = count
         expected, tokens, seconds = map(float, self._sums)
         return {
-            "rounds": rounds,
+            "rounds": [
+                {"requests": live, "rows": total, "rounds": count}
+                for (live, total), count in sorted(self._rounds.items())
+            ],
             "reasons": dict(self._reasons),
             "expected_tokens": expected,
             "tokens": tokens,
