@@ -72,7 +72,8 @@ def head_config(**options: object) -> HeadConfig:
         "vocab_size": VOCABULARY,
         "block_size": 8,
         "num_target_layers": LAYERS,
-        "target_layer_ids": (0, 2),
+        # Not in the order in which they run.
+        "target_layer_ids": (2, 0),
         "mask_token_id": None,
         "max_position_embeddings": LENGTH,
         "learned_mask": True,

@@ -181,8 +181,7 @@ class TreeModelRunner(CPUModelRunner):
         self._step = None
         rows = context_rows(step.scheduled, step.contexts, step.staged, step.kept)
         total = scheduler_output.total_num_scheduled_tokens
-        features = torch.cat([taps[:total] for taps in aux_hidden_states], dim=-1)
-        last = self.drafter.observe(features, rows, self._slots())
+        last = self.drafter.observe(self._features(aux_hidden_states, total), rows, self._slots())
         nodes = min(scheduler_output.num_spec_tokens_to_schedule, self.num_spec_tokens)
         asks = self._asks(step, nodes)
         candidates = self.drafter.draft(asks, last, common_attn_metadata)
@@ -190,6 +189,12 @@ class TreeModelRunner(CPUModelRunner):
         for ask, found in zip(asks, candidates, strict=True):
             drafts[ask.index] = self._grown(ask, found, nodes)
         return drafts
+
+    def _features(self, tapped: Sequence[Tensor], rows: int) -> Tensor:
+        """``[rows, taps * hidden]`` in the head's order; vLLM taps layers as they run."""
+        layers = self._settings.head.target_layer_ids
+        ran = sorted(layers)
+        return torch.cat([tapped[ran.index(layer)][:rows] for layer in layers], dim=-1)
 
     def _asks(self, step: Step, nodes: int) -> list[Ask]:
         asks = []
