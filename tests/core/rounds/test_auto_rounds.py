@@ -64,6 +64,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     assert float(sums.stated.sum()) > 0
 
 
+@pytest.mark.slow
 def test_costs_are_measured_before_the_first_run_and_kept(
     runner: Runner, answer: Answer, head_round: Callable[..., HeadRound], own_cache: Path,
     head_for_tiny_target: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,

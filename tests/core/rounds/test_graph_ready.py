@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from jetflow_core.rounds import Finished, HeadRound, RoundRunner, TorchRoundOps
+from jetflow_core.rounds import (
+    AutoBudget,
+    Finished,
+    HeadRound,
+    RoundCosts,
+    RoundRunner,
+    TorchRoundOps,
+)
 from jetflow_core.rounds.graphs import RoundPrograms
 from jetflow_core.sampling import SamplingParams
 from jetflow_core.stacks import DecoderStack, TorchOps, stack_of_model
@@ -55,7 +62,7 @@ def _as_on_a_gpu(made: RoundRunner) -> dict[Hashable, list[list[str]]]:
     sizes = RoundPrograms(torch.device("cuda"), captured=True, slots=slots, pages=width)
     traces: dict[Hashable, list[list[str]]] = {}
     programs: Any = made.programs
-    programs.size, programs.chunk = sizes.size, sizes.chunk
+    programs.size, programs.prompt_size = sizes.size, sizes.prompt_size
 
     def run(key: Hashable, program: Callable[[], None], changes: Sequence[torch.Tensor]) -> None:
         places = [tensor.data_ptr() for tensor in changes]
@@ -73,10 +80,17 @@ def stack(tiny_model: Callable[..., Any]) -> Iterator[DecoderStack]:
     yield stack_of_model(tiny_model("qwen3", num_hidden_layers=2), taps=(0, 1), ops=OnDevice())
 
 
+COSTS = RoundCosts(
+    contexts=(0,),
+    seconds={(r, total): (1.0 + 0.01 * total,) for r in (1, 2) for total in (r, 4, 8)},
+)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"path_rank": 4, "input_bridge": True, "score_temperatures": ((0.0, 0.5), (1.0, 1.5))},
+        {"auto": True},
         pytest.param(
             {"path_rank": 4, "candidates": 4, "candidate_pool": 9}, marks=pytest.mark.slow
         ),
@@ -87,15 +101,18 @@ def test_every_run_of_a_size_does_the_same(
     runner: Runner, answer: Answer, head_for_tiny_target: Callable[..., Any], unequal: Any,
     head_round: Callable[..., HeadRound], stack: DecoderStack, changes: dict[str, Any],
 ) -> None:  # fmt: skip
+    auto = "auto" in changes
+    rules: dict[str, Any] = {"top_p": 0.8, "logit_bias": {5: 1.0}} if auto else {}
     params = [
-        SamplingParams(max_new_tokens=2 + 2 * i, temperature=0.7 * (i % 2), seed=i)
+        SamplingParams(max_new_tokens=4 + 2 * i, temperature=0.7 * (i % 2), seed=i, **rules)
         for i in range(3)
     ]
     sizes = {"candidates": 40, "num_layers": 1, "num_target_layers": 2, "target_layer_ids": (0, 1)}
-    loaded = head_for_tiny_target(**{**sizes, **changes})
+    loaded = head_for_tiny_target(**{**sizes, **({} if auto else changes)})
 
     def made() -> RoundRunner:
-        return runner(head_round(loaded, stack), stack=stack, budget=unequal(), pages=60, slots=2)
+        budget = AutoBudget(COSTS, most=8, most_total=8) if auto else unequal()
+        return runner(head_round(loaded, stack), stack=stack, budget=budget, pages=60, slots=2)
 
     wanted = answer(made(), PROMPTS, params)
     padded = made()
@@ -104,6 +121,7 @@ def test_every_run_of_a_size_does_the_same(
     assert [each.tokens for each in found] == [each.tokens for each in wanted]
     runs = [len(each) for each in traces.values()]
     assert max(runs) > 2
+    assert not auto or {key[0].tree_rows for key in traces if key[0] != "prompt"} > {8}
     for key, each in traces.items():
         assert all(len(one) > 50 for one in each)
         assert all(one == each[0] for one in each), key

@@ -29,15 +29,12 @@ def _request(eos: tuple[int, ...] = (), prompt: Any = (1, 2), **fields: Any) -> 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"temperature": 0.5, "top_k": 3},
-        {"temperature": 0.5, "top_p": 0.5},
-        {"temperature": 0.5, "min_p": 0.1},
         {"repetition_penalty": 1.1},
         {"frequency_penalty": 0.1},
         {"presence_penalty": 0.1},
-        {"logit_bias": {3: 1.0}},
+        {"logit_bias": {token: 1.0 for token in range(65)}},
         {"bad_words": ((3,),)},
-        {"min_new_tokens": 3, "stop_token_ids": (5,)},
+        {"min_new_tokens": 3, "stop_token_ids": tuple(range(17))},
         {"logprobs": 0},
         {"logits_processor": lambda prompt, generated, logits: logits},
     ],
@@ -53,16 +50,16 @@ def test_every_parameter_is_either_served_or_refused() -> None:
     """A new field of ``SamplingParams`` must be thought of here too."""
     import dataclasses
 
-    served = {"max_new_tokens", "temperature", "stop_token_ids", "stop", "ignore_eos", "seed"}
-    refused = {"top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
-               "presence_penalty", "logit_bias", "bad_words", "min_new_tokens", "logprobs",
-               "logits_processor"}  # fmt: skip
+    served = {"max_new_tokens", "temperature", "stop_token_ids", "stop", "ignore_eos", "seed",
+              "top_k", "top_p", "min_p", "logit_bias", "min_new_tokens"}  # fmt: skip
+    refused = {"repetition_penalty", "frequency_penalty", "presence_penalty", "bad_words",
+               "logprobs", "logits_processor"}  # fmt: skip
     assert {field.name for field in dataclasses.fields(SamplingParams)} == served | refused
 
 
 def test_all_of_several_are_named_and_what_changes_nothing_passes() -> None:
-    with pytest.raises(NotOnDevice, match=r"top_p=0\.5, logprobs=2 cannot"):
-        _request(temperature=1.0, top_p=0.5, logprobs=2)
+    with pytest.raises(NotOnDevice, match=r"presence_penalty=0\.5, logprobs=2 cannot"):
+        _request(temperature=1.0, presence_penalty=0.5, logprobs=2)
     assert _request(top_k=3, top_p=0.5, min_p=0.5).temperature == 0
     assert _request(temperature=2.0, top_k=1).temperature == 0
     assert _request(min_new_tokens=3).stops == ()
@@ -89,7 +86,9 @@ def test_wrong_sizes_are_refused(runner: Runner) -> None:
     for rows in (0, 257):
         with pytest.raises(ValueError, match=f"(1 to 256 rows|at least 1), got {rows}"):
             runner(prefill_rows=rows)
-    for name in ("memory", "slots", "page", "prefill_rows"):
+    with pytest.raises(ValueError, match="prompt_rows 7 is below prefill_rows 8"):
+        RunnerSettings(memory=1, prefill_rows=8, prompt_rows=7)
+    for name in ("memory", "slots", "page", "prefill_rows", "prompt_rows"):
         sizes = {"memory": 1, name: 0}
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             RunnerSettings(**sizes)
@@ -145,4 +144,15 @@ def test_few_sizes_are_captured_on_a_gpu() -> None:
             sizes.add(size)
     assert len(sizes) < 200
     assert [rows_bucket(rows) for rows in (1, 3, 64, 65, 257)] == [1, 4, 64, 96, 384]
-    assert programs.chunk(rows=3, most=256, pages=1) == (256, 9)
+    passes = set()
+    for requests in range(1, 13):
+        for longest in range(1, 257, 5):
+            rows = min(requests * longest, 1024)
+            one = programs.prompt_size(
+                requests=requests, rows=rows, longest=longest, most_rows=1024, most_longest=256,
+                pages=2,
+            )  # fmt: skip
+            assert requests <= one.requests <= min(2 * requests, 12) and one.pages == 9
+            assert rows <= one.rows <= max(2 * rows, 128) and longest <= one.longest <= 256
+            passes.add(one)
+    assert len(passes) < 40

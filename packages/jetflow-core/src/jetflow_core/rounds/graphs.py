@@ -14,10 +14,12 @@ from torch import Tensor
 
 from jetflow_core.limits import MAX_BUDGET
 from jetflow_core.offline.programs import Programs
+from jetflow_core.rounds.prefill import PromptSize
 from jetflow_core.rounds.round import RoundSize
 
 _FINE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _COARSE_STEP = 128
+_LEAST_PROMPT_ROWS = 128
 
 
 class RoundPrograms:
@@ -63,9 +65,34 @@ class RoundPrograms:
             pages=self._pages,
         )
 
-    def chunk(self, *, rows: int, most: int, pages: int) -> tuple[int, int]:
-        """Rows and page columns of a prefill pass that holds ``rows`` of at most ``most``."""
-        return (most, self._pages) if self._captured else (rows, pages)
+    def prompt_size(
+        self,
+        *,
+        requests: int,
+        rows: int,
+        longest: int,
+        most_rows: int,
+        most_longest: int,
+        pages: int,
+    ) -> PromptSize:
+        """The size of a pass over prompts that holds so much.
+
+        Args:
+            requests: prompts that take part.
+            rows: of all of them.
+            longest: rows of the longest chunk.
+            most_rows: rows of a pass at most.
+            most_longest: rows of a chunk at most.
+            pages: columns of the page table in use.
+        """
+        if not self._captured:
+            return PromptSize(requests=requests, rows=rows, longest=longest, pages=pages)
+        return PromptSize(
+            requests=min(_power_of_two(requests), self._slots),
+            rows=min(max(_power_of_two(rows), _LEAST_PROMPT_ROWS), most_rows),
+            longest=min(max(_power_of_two(longest), _LEAST_PROMPT_ROWS), most_longest),
+            pages=self._pages,
+        )
 
     def run(self, key: Hashable, program: Callable[[], None], changes: Sequence[Tensor]) -> None:
         """Runs a program.

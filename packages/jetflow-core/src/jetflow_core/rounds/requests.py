@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jetflow_core.ending import Ending
 from jetflow_core.picker import TokenPicker
 from jetflow_core.prompt_ids import prompt_ids
+from jetflow_core.rounds.laws import BIASES, Picks
+from jetflow_core.rounds.state import STOPS
 from jetflow_core.sampling import SamplingParams
 from jetflow_core.stopping import FinishReason
 from jetflow_core.text import TextDecoder
@@ -66,32 +68,42 @@ class RoundRequest:
         return 0.0 if self.params.is_greedy else self.params.temperature
 
 
+def picks_of(requests: Iterable[tuple[RoundRequest, int]]) -> Picks:
+    """What the picks of these requests need, with how many new tokens each has at least."""
+    drawn = edited = cut = False
+    for request, written in requests:
+        params = request.params
+        drawn |= request.temperature > 0
+        edited |= bool(params.logit_bias)
+        edited |= bool(request.stops) and written < params.min_new_tokens
+        limits = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        cut |= limits and request.temperature > 0
+    return Picks(drawn=drawn, edited=edited, cut=cut)
+
+
 def check_on_device(params: SamplingParams, eos_ids: Sequence[int]) -> None:
-    """Refuses what would need a row of logits on the host.
+    """Refuses what would need the text so far, or a row of logits on the host.
 
     Raises:
         NotOnDevice: naming every such parameter with its value.
     """
-    # Always the best token: what cuts the others off changes nothing.
-    greedy = params.is_greedy
+    stops = params.stopping_ids(eos_ids)
     asked = {
-        "top_k": params.top_k > 1 and not greedy,
-        "top_p": params.top_p != 1.0 and not greedy,
-        "min_p": params.min_p != 0.0 and not greedy,
         "repetition_penalty": params.repetition_penalty != 1.0,
         "frequency_penalty": params.frequency_penalty != 0.0,
         "presence_penalty": params.presence_penalty != 0.0,
-        "logit_bias": bool(params.logit_bias),
+        "logit_bias": len(params.logit_bias) > BIASES,
         "bad_words": bool(params.bad_words),
-        "min_new_tokens": params.min_new_tokens > 0 and bool(params.stopping_ids(eos_ids)),
+        "min_new_tokens": params.min_new_tokens > 0 and len(stops) > STOPS,
         "logprobs": params.logprobs is not None,
         "logits_processor": params.logits_processor is not None,
     }
     found = [f"{name}={getattr(params, name)!r}" for name, used in asked.items() if used]
     if found:
         raise NotOnDevice(
-            f"{', '.join(found)} cannot be served in rounds on the device: picks there are greedy "
-            "or by temperature and seed alone. jetflow_core.engine.Engine takes every parameter"
+            f"{', '.join(found)} cannot be served in rounds on the device: nothing there follows "
+            f"what was written before, at most {BIASES} tokens are biased, and at most {STOPS} are "
+            "kept from stopping too early. jetflow_core.engine.Engine takes every parameter"
         )
 
 

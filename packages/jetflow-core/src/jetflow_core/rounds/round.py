@@ -15,6 +15,7 @@ from torch import Tensor
 
 from jetflow_core.rounds.auto.batch_trees import BatchTrees
 from jetflow_core.rounds.draft import CommittedRows, DraftInputs, RoundDrafter
+from jetflow_core.rounds.laws import Laws, Picks
 from jetflow_core.rounds.ops import AcceptedBatch, RoundOps, TreeBatch
 from jetflow_core.rounds.packing import PackedTrees, pack_trees
 from jetflow_core.rounds.state import RoundState
@@ -94,6 +95,7 @@ class RoundProgram:
         ops: the steps.
         pools: the target's pages.
         state: the requests; changed by every round.
+        laws: what they make of logits.
         imposed: takes the place of the target's picks; None: nothing does.
         shared: gives all trees of a round one budget; None: each has its own.
     """
@@ -105,22 +107,24 @@ class RoundProgram:
         ops: RoundOps,
         pools: KVPools,
         state: RoundState,
+        laws: Laws,
         *,
         imposed: ImposedPicks | None = None,
         shared: BatchTrees | None = None,
     ) -> None:
         self._stack, self._drafter, self._ops = stack, drafter, ops
         self._pools, self._state, self._imposed, self._shared = pools, state, imposed, shared
+        self._laws = laws
         self._page = pools.keys[0].shape[1]
         self._cache = ops.cache_pools([*pools.keys, *pools.values])
 
     @torch.no_grad()
-    def run(self, size: RoundSize, *, sampled: bool) -> None:
+    def run(self, size: RoundSize, picks: Picks) -> None:
         """One round of the live requests in the first ``size.requests`` slots.
 
         Args:
             size: shapes; what is live fits in.
-            sampled: False promises that every live temperature is 0.
+            picks: what all live requests need of picks.
         """
         of = self._requests(size)
         tokens, log_probs = self._candidates(of, size)
@@ -131,12 +135,12 @@ class RoundProgram:
         )
         packed = pack_trees(trees, counts, slots, size.rows)
         logits, features = self._verify(of, packed)
-        picks, broken = self._pick(logits, packed, sampled=sampled)
-        picks = picks[packed.rows_of(_places(size.tree_rows, counts))]
+        found, broken = self._pick(logits, packed, picks)
+        chosen = found[packed.rows_of(_places(size.tree_rows, counts))]
         if self._imposed is not None:
-            picks = self._imposed(trees, counts, picks)
+            chosen = self._imposed(trees, counts, chosen)
         paths = self._ops.accept_walk(
-            trees.tokens, trees.parents, counts, picks, max_depth=self._drafter.depth
+            trees.tokens, trees.parents, counts, chosen, max_depth=self._drafter.depth
         )
         if self._shared is not None and size.tree_rows > 1:
             self._shared.acceptance.learn(tokens, log_probs, trees, counts, paths.rows)
@@ -214,13 +218,21 @@ class RoundProgram:
         rows = PackedRows(tokens=packed.tokens, positions=packed.positions, slots=packed.slots)
         return stack.logits(stack.forward(rows, self._pools, attend, features)), features
 
-    def _pick(self, logits: Tensor, packed: PackedTrees, *, sampled: bool) -> tuple[Tensor, Tensor]:
-        if not sampled:
+    def _pick(self, logits: Tensor, packed: PackedTrees, picks: Picks) -> tuple[Tensor, Tensor]:
+        """Tokens int32 ``[T]``, and which rows hold NaN."""
+        state, laws, owners = self._state, self._laws, packed.owners
+        if picks.edited:
+            logits = laws.edited(logits, owners, packed.positions, state.stops)
+        if not picks.drawn:
             return self._ops.pick_argmax(logits)
-        state = self._state
-        return self._ops.pick_sampled(
-            logits, state.temperatures[packed.owners], state.seeds[packed.owners], packed.positions
+        temperatures, nan = state.temperatures[owners], None
+        if picks.cut:
+            nan = logits.isnan().any(1)
+            logits = laws.cut(logits, owners, temperatures)
+        found, broken = self._ops.pick_sampled(
+            logits, temperatures, state.seeds[owners], packed.positions
         )
+        return found, broken if nan is None else broken | nan
 
     def _commit(
         self, of: _Requests, packed: PackedTrees, kept: Tensor, features: Tensor | None

@@ -19,9 +19,11 @@ from jetflow_core.rounds.draft import NoDraft, RoundDrafter
 from jetflow_core.rounds.find import TORCH, RoundBackend, round_ops_for
 from jetflow_core.rounds.graphs import RoundPrograms
 from jetflow_core.rounds.jobs import Job, Step
+from jetflow_core.rounds.laws import Laws
 from jetflow_core.rounds.pool import PageTables, pages_in
 from jetflow_core.rounds.prefill import PrefillProgram
-from jetflow_core.rounds.requests import Finished, RoundRequest
+from jetflow_core.rounds.prompts import PromptReader
+from jetflow_core.rounds.requests import Finished, RoundRequest, picks_of
 from jetflow_core.rounds.round import ImposedPicks, RoundProgram
 from jetflow_core.rounds.settings import RunnerSettings, row_bytes
 from jetflow_core.rounds.state import RECORD, RoundState
@@ -107,10 +109,15 @@ class RoundRunner:
         if isinstance(self._budgets, AutoBudget):
             self._auto = AutoRounds(self._budgets, self._drafter.depth, stack.device)
         given = (stack, self._drafter, self.backend.ops, pools, self._state)
+        self._laws = Laws.empty(settings.slots, stack.device)
         self._round = RoundProgram(
-            *given, imposed=imposed, shared=None if self._auto is None else self._auto.shared
+            *given,
+            self._laws,
+            imposed=imposed,
+            shared=None if self._auto is None else self._auto.shared,
         )
-        self._prefill = PrefillProgram(*given, rows=settings.prefill_rows)
+        prefill = PrefillProgram(*given, longest=settings.prefill_rows, rows=settings.prompt_rows)
+        self._prompts = PromptReader(prefill, self._drafter, self.tables)
         self.programs = RoundPrograms(
             stack.device,
             # What the reference does can be captured only as far as its layers can.
@@ -201,6 +208,7 @@ class RoundRunner:
                 yield from self._make_room()
                 while moved := self._batch.closer():
                     self._state.move(*moved)
+                    self._laws.move(*moved)
                     self._drafter.move(*moved)
                 before, self._flight = self._flight, self._launch()
                 if before is not None:
@@ -212,30 +220,14 @@ class RoundRunner:
                 self._leave(job)
 
     def _read_prompts(self) -> None:
-        """One chunk of every prompt that is not in the cache yet."""
+        """One pass over the prompts that are not in the cache yet."""
         reading = [job for job in self._batch.held() if not job.live]
         if reading:
             self._tables_up.push(self.tables.table)
+            self._prompts.read(reading, self.programs)
         for job in reading:
-            tokens = job.context[job.filled : job.committed][: self._prefill.rows]
-            if tokens:
-                self._read_chunk(job, tokens)
             if job.filled == job.committed:
                 self._start(job)
-
-    def _read_chunk(self, job: Job, tokens: Sequence[int]) -> None:
-        self._prefill.load(job.in_slot(), job.filled, tokens)
-        rows, pages = self.programs.chunk(
-            rows=len(tokens),
-            most=self._prefill.rows,
-            pages=self.tables.pages_for(job.filled + len(tokens)),
-        )
-        self.programs.run(
-            ("prompt", rows, pages),
-            partial(self._prefill.run, rows, pages),
-            self._drafter.changes,
-        )
-        job.filled += len(tokens)
 
     def _start(self, job: Job) -> None:
         request = job.request
@@ -250,6 +242,7 @@ class RoundRunner:
             seed=request.params.seed,
             stops=request.stops,
         )
+        self._laws.begin(job.in_slot(), request.params, len(request.prompt))
 
     def _make_room(self) -> Iterator[Step]:
         """Pages for the next round of every live request; the last to come give up theirs."""
@@ -284,11 +277,11 @@ class RoundRunner:
             tree_rows=max(shares.rows),
             pages=max(len(self.tables.held(slot)) for slot in slots),
         )
-        sampled = any(job.request.temperature > 0 for job in live)
+        picks = picks_of([(job.request, len(job.result.tokens)) for job in live])
         changes = (*self._state.changes, *self._drafter.changes)
         if self._auto is not None:
             changes = (*changes, *self._auto.shared.changes)
-        self.programs.run((size, sampled), partial(self._round.run, size, sampled=sampled), changes)
+        self.programs.run((size, picks), partial(self._round.run, size, picks), changes)
         for job in live:
             job.flights += 1
         jobs = tuple((job, slot, job.arrival) for job, slot in zip(live, slots, strict=True))

@@ -13,7 +13,7 @@ class RunnerSettings:
     """Sizes of a runner.
 
     Raises:
-        ValueError: one is below 1.
+        ValueError: one is out of range.
     """
 
     memory: int
@@ -23,12 +23,19 @@ class RunnerSettings:
     page: int = 64
     """Rows of a page."""
     prefill_rows: int = 256
-    """Rows of a prompt that are read between two rounds."""
+    """Rows of one prompt that are read between two rounds, 1 to 256."""
+    prompt_rows: int = 1024
+    """Rows of all prompts together that are read between two rounds, in one pass."""
 
     def __post_init__(self) -> None:
-        for name in ("memory", "slots", "page", "prefill_rows"):
+        for name in ("memory", "slots", "page", "prefill_rows", "prompt_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.prompt_rows < self.prefill_rows:
+            raise ValueError(
+                f"prompt_rows {self.prompt_rows} is below prefill_rows {self.prefill_rows}, the "
+                "rows of one prompt"
+            )
 
 
 def row_bytes(stack: DecoderStack, drafter: RoundDrafter) -> int:

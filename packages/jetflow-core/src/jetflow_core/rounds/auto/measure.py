@@ -14,6 +14,7 @@ import torch
 from jetflow_core.rounds.auto.batch_trees import BatchTrees
 from jetflow_core.rounds.auto.costs import RoundCosts, totals_for, tree_rows_for
 from jetflow_core.rounds.graphs import RoundPrograms
+from jetflow_core.rounds.laws import Picks
 from jetflow_core.rounds.round import RoundProgram, RoundSize
 from jetflow_core.rounds.state import RoundState
 from jetflow_core.rounds.transfer import Upload
@@ -88,7 +89,7 @@ class RoundTimer:
             )  # fmt: skip
         self.state.live[requests:].fill_(False)
         device = self.state.live.device
-        key, round_ = (size, False), partial(self.program.run, size, sampled=False)
+        key, round_ = (size, Picks()), partial(self.program.run, size, Picks())
         run = partial(self.programs.run, key, round_, self.changes)
         if device.type != "cuda":
             start = perf_counter()
