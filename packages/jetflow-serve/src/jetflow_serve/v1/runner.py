@@ -35,7 +35,8 @@ from jetflow_serve.v1.proposer import Ask, TreeProposer
 from jetflow_serve.v1.sampler import Asked, walk_all
 from jetflow_serve.v1.settings import read_settings
 
-logger = init_logger(__name__)
+# Under the name of vLLM's own loggers, or its settings would not reach it.
+logger = init_logger("vllm.jetflow")
 
 
 @dataclass(slots=True)
