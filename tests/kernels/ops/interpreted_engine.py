@@ -6,19 +6,19 @@ those of torch every request gets the same tokens in the same rounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from jetflow_core.head.config import HeadConfig
 from jetflow_core.head.model import DraftHead
 from jetflow_core.rounds import (
     HeadRound,
+    LiveBatch,
     RoundBackend,
     RoundOps,
     RoundRequest,
     RoundRunner,
     RunnerSettings,
+    Shares,
     Step,
     TorchRoundOps,
     row_bytes,
@@ -50,9 +50,11 @@ class Unequal:
     def __init__(self) -> None:
         self._round = 0
 
-    def share(self, requests: Sequence[int]) -> Sequence[int]:
+    def share(self, batch: LiveBatch) -> Shares:
         self._round += 1
-        return [1 if self._round == 1 else self.most - 4 * index for index in requests]
+        first = self._round == 1
+        rows = tuple(1 if first else self.most - 4 * index for index in batch.requests)
+        return Shares(rows=rows, total=sum(rows))
 
 
 def run(ops: RoundOps, layer_ops: LayerOps) -> list[Step]:
