@@ -88,6 +88,24 @@ def test_a_row_that_is_no_distribution_has_no_scores() -> None:
         assert scores.isnan().all(1).tolist() == [True, True, True, False]
 
 
+@given(seed=seeds, depth=st.integers(0, 4), heat=st.sampled_from([1.0, 0.5, 1.5]))
+@a_few
+def test_candidates_along_paths(seed: int, depth: int, heat: float) -> None:
+    draws, requests, width, pool = Draws(seed), 2, 3, 7
+    tokens = torch.stack([draws.order(30) for _ in range(requests * (depth + 1))])
+    tokens = tokens.view(requests, depth + 1, 30)
+    base = (2.0 * draws.normal(requests, depth, pool)).log_softmax(-1) - 0.1
+    given_to = (
+        tokens[:, 0, :width], draws.normal(requests, width).log_softmax(-1) - 0.1,
+        tokens[:, 1:, :pool], base, draws.normal(requests, depth, pool, pool),
+        torch.full((requests,), heat, dtype=torch.float64),
+    )  # fmt: skip
+    found, wanted = (ops.path_candidates(*given_to) for ops in (round_steps, CORE))
+    assert torch.equal(found[0], wanted[0])
+    assert found[0].dtype == wanted[0].dtype
+    torch.testing.assert_close(found[1].double(), wanted[1], rtol=1e-5, atol=1e-5)
+
+
 @given(
     seed=seeds, capacity=st.integers(1, 12), by_parent=st.booleans(), depth=st.integers(0, 4),
     double=st.booleans(), absent=st.booleans(),

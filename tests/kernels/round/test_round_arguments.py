@@ -16,6 +16,8 @@ from jetflow_kernels.round import (
     depth_topk_reference,
     pack_ancestors,
     pack_ancestors_reference,
+    path_candidates,
+    path_candidates_reference,
     pick_argmax,
     pick_argmax_reference,
     tree_slots,
@@ -136,6 +138,32 @@ def test_tree_slots(op: Callable[..., object]) -> None:
         op(table, count, count, capacity=4, page=0)
     with pytest.raises(ValueError, match=r"num_nodes must be torch.int32, got torch.int64"):
         op(table, count, count.long(), capacity=4, page=4)
+
+
+@pytest.mark.parametrize("op", [path_candidates, path_candidates_reference])
+def test_path_candidates(op: Callable[..., object]) -> None:
+    def ask(width: int, pool: int, change: Callable[[list], object] = lambda given: None) -> None:
+        given = [
+            torch.zeros(2, width, dtype=torch.int32), torch.zeros(2, width),
+            torch.zeros(2, 3, pool, dtype=torch.int32), torch.zeros(2, 3, pool),
+            torch.zeros(2, 3, pool, pool), torch.ones(2, dtype=torch.float64),
+        ]  # fmt: skip
+        change(given)
+        op(*given)
+
+    for width, pool, message in (
+        (33, 64, r"candidates K of first_tokens must be in 1..32, got 33"),
+        (8, 7, r"tokens Q of pooled must be in 8..128, got 7"),
+        (8, 129, r"tokens Q of pooled must be in 8..128, got 129"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ask(width, pool)
+    with pytest.raises(
+        ValueError, match=r"bias must have shape \[2, 3, 8, 8\], got \[2, 3, 4, 8\]"
+    ):
+        ask(4, 8, lambda given: given.__setitem__(4, given[4][:, :, :4]))
+    with pytest.raises(ValueError, match=r"temperatures must be torch.float64, got torch.float32"):
+        ask(4, 8, lambda given: given.__setitem__(5, given[5].float()))
 
 
 def test_compiled_kernels_refuse_tensors_of_the_cpu() -> None:

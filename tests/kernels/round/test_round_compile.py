@@ -22,6 +22,8 @@ from jetflow_kernels.round.build_sizes import (
 from jetflow_kernels.round.build_sweep_kernel import sweep_kernel
 from jetflow_kernels.round.commit_kernel import commit_kernel, slots_kernel
 from jetflow_kernels.round.expand_kernel import all_children_kernel
+from jetflow_kernels.round.path_candidates import warps_of as path_warps
+from jetflow_kernels.round.path_kernel import path_kernel
 from jetflow_kernels.round.topk import lines_of, warps_of
 from jetflow_kernels.round.topk_kernel import (
     narrow_argmax_merge_kernel,
@@ -79,6 +81,10 @@ COMMIT = (
     "addresses:*i64 page_table:*i32 prefix_len:*i32 rows:*i32 features:*bf16 out:*bf16 "
     "pool_programs:i32 pool_blocks:i32 table_stride:i32 steps:i32 columns:i32 page:i32 "
     "page_stride:i32 slot_stride:i32 head_stride:i32 request_stride:i32 row_stride:i32 width:i32"
+)
+PATHS = (
+    "first_tokens:*i32 first:*fp32 pooled:*i32 base:*fp32 bias:*bf16 temperatures:*fp64 "
+    "tokens:*i32 table:*fp32 depths:i32 width:i32 pool:i32"
 )
 ARGMAX_MERGE = "part_keys:*i64 part_broken:*i32 picks:*i32 broken:*i1 parts:i32"
 
@@ -182,6 +188,8 @@ def test_all_children(tmp_path: Path, capacity: int) -> None:
         (topk_merge_kernel, TOPK_MERGE, 4, {"PARTS": 64, "KEYS": 1024}),
         (slots_kernel, SLOTS, 1, {"SLOTS": 256}),
         (argmax_merge_kernel, ARGMAX_MERGE, 1, {"PARTS": 64}),
+        (path_kernel, PATHS, path_warps(16, 64), {"WIDTH": 16, "POOL": 64}),
+        (path_kernel, PATHS, path_warps(32, 128), {"WIDTH": 32, "POOL": 128}),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -20,7 +20,7 @@ from jetflow_core.head.layers import rotary
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.scores import score_temperature
 from jetflow_core.rounds.draft import CommittedRows, DraftInputs
-from jetflow_core.rounds.head_table import round_candidates, tempered
+from jetflow_core.rounds.head_table import RoundTable
 from jetflow_core.rounds.head_weights import fuse_head
 from jetflow_core.rounds.ops import RoundOps
 from jetflow_core.sampling import SamplingParams
@@ -81,7 +81,8 @@ class HeadRound:
         cos, sin = rotary(positions, config.head_dim, config.rope_theta, embedding.dtype)
         half = config.head_dim // 2
         self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
-        self._words = self._block_words()
+        self._table = RoundTable(head, embedding, ops, layer_ops)
+        self._ones = embedding.new_ones(config.hidden_size)
 
     @classmethod
     def fitted(
@@ -139,6 +140,10 @@ class HeadRound:
         shape = (len(self._layers), 2, pages, page, config.num_kv_heads, config.head_dim)
         self.pools = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self._page = page
+        # The same in every round: starts and words of so many blocks.
+        count = self.scratch_rows
+        self._starts = torch.arange(slots + 1, dtype=torch.int32, device=like.device) * count
+        self._words = self._block_words().repeat(slots, 1)
         self._last = like.new_zeros(slots, config.hidden_size)
         self._score_temperatures = torch.ones(slots, dtype=torch.float64, device=like.device)
 
@@ -155,7 +160,7 @@ class HeadRound:
 
     def absorb(self, rows: CommittedRows) -> None:
         """See ``RoundDrafter``."""
-        fused = self._head.fuse(rows.features)
+        fused = self._fused(rows.features)
         most = fused.shape[1]
         each = torch.arange(most, device=fused.device)
         slots = self._ops.tree_slots(
@@ -176,17 +181,24 @@ class HeadRound:
         )
         self._last[rows.slots] = found
 
+    def _fused(self, features: Tensor) -> Tensor:
+        """What ``DraftHead.fuse`` gives, ``[R, S, hidden]``, by the steps of a layer."""
+        head, ops, eps = self._head, self._layer_ops, self._config.rms_norm_eps
+        flat = features.flatten(0, 1)
+        if self._config.normalize_taps:
+            flat = ops.rms_norm(flat.view(-1, len(self._ones)), self._ones, eps).view(flat.shape)
+        fused = ops.rms_norm(ops.linear(flat, head.fc.weight), head.hidden_norm.weight, eps)
+        return fused.unflatten(0, features.shape[:2])
+
     def propose(self, inputs: DraftInputs) -> tuple[Tensor, Tensor]:
         """See ``RoundDrafter``; depths past the head's own positions are never nodes."""
         head, config = self._head, self._config
         rows = head.depth_rows(self._run_blocks(inputs), self.depth)
         logits = self._layer_ops.linear(rows.flatten(0, 1), self._lm_head)
-        tokens, scores = round_candidates(
-            head, self._ops, self._embedding, inputs.roots, rows,
-            logits.unflatten(0, (-1, self.depth)),
+        tokens, scores = self._table.candidates(
+            inputs.roots, rows, logits.unflatten(0, (-1, self.depth)),
+            self._score_temperatures[inputs.slots],
         )  # fmt: skip
-        if config.score_temperatures:
-            scores = tempered(scores, self._score_temperatures[inputs.slots])
         left = config.max_position_embeddings - 1 - inputs.prefix_len
         beyond = torch.arange(self.depth, device=left.device) >= left[:, None]
         return tokens, scores.masked_fill(beyond[:, :, None, None], -torch.inf)
@@ -207,8 +219,8 @@ class HeadRound:
         places = ops.tree_slots(
             inputs.page_table, inputs.prefix_len, counts, capacity=slots, page=self._page
         ).flatten()
-        positions, starts = self._positions(inputs), _starts(requests, slots, x.device)
-        words = self._words.repeat(requests, 1)
+        positions = self._positions(inputs)
+        starts, words = self._starts[: requests + 1], self._words[: requests * slots]
         norms = [each.input_norm for each in self._layers[1:]] + [head.norm.weight]
         normed = layer_ops.rms_norm(x, self._layers[0].input_norm, eps)
         for weights, (keys, values), next_norm in zip(self._layers, self.pools, norms, strict=True):
@@ -240,7 +252,3 @@ class HeadRound:
         words, _ = self._ops.pack_ancestors(chain, torch.full_like(chain[0, :1], count))
         # The last slot of a causal block sees all of it, as every slot of the others does.
         return words[0] if self._config.causal else words[0, -1:].repeat(count, 1)
-
-
-def _starts(requests: int, slots: int, device: torch.device) -> Tensor:
-    return torch.arange(requests + 1, dtype=torch.int32, device=device) * slots

@@ -101,6 +101,35 @@ class RoundOps(Protocol):
     def depth_topk(self, logits: Tensor, count: int) -> TopTokens:
         """The ``count`` greatest of each row of ``logits`` ``[N, V]``, with log-probabilities."""
 
+    def path_candidates(
+        self,
+        first_tokens: Tensor,
+        first: Tensor,
+        pooled: Tensor,
+        base: Tensor,
+        bias: Tensor,
+        temperatures: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Chooses the candidates of depths 2.. out of pools, along the paths drafted so far.
+
+        A token's chance is the sum over the parent candidates of the parent's chance and the
+        token's after it. Those of the greatest chances, the earlier in the pool first among
+        equals, are the depth's candidates, and the parents of the next depth.
+
+        Args:
+            first_tokens: ``[R, K]`` int32, the candidates of depth 1.
+            first: ``[R, K]`` floating, their log-probabilities.
+            pooled: ``[R, D - 1, Q]`` int32, Q at least K.
+            base: ``[R, D - 1, Q]``, log-probabilities of the pools by their depth alone.
+            bias: ``[R, D - 1, Q, Q]`` floating, the path term of a pool's token (last) after a
+                parent: for depth 2 candidate 0..K-1 of depth 1, for others one of the pool before.
+            temperatures: ``[R]`` float64, what the scores of the result are divided by before they
+                are normalised again; 1 changes nothing. The choice does not depend on it.
+
+        Returns:
+            ``[R, D, K]`` int32, and ``[R, D, K, K]`` floating, as ``build_tree`` takes them.
+        """
+
     def build_tree(
         self,
         tokens: Tensor,

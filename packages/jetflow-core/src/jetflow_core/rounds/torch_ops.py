@@ -15,6 +15,7 @@ from torch import Tensor
 
 from jetflow_core.rounds.device_noise import gumbel_rows
 from jetflow_core.rounds.torch_attention import paged_attention
+from jetflow_core.rounds.torch_paths import path_candidates
 from jetflow_core.stacks.torch_ops import TorchOps, write_rows
 
 _NONE = -1
@@ -55,6 +56,8 @@ class TorchAccepted:
 
 class TorchRoundOps:
     """``RoundOps`` without kernels; arguments and results as there."""
+
+    path_candidates = staticmethod(path_candidates)
 
     def depth_topk(self, logits: Tensor, count: int) -> TorchTopTokens:
         """See ``RoundOps``; which of equal logits are among the chosen is torch's choice."""

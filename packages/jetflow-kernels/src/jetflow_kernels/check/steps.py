@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jetflow_kernels.check.attention_values import names
+from jetflow_kernels.check.paths import pooled_paths
 from jetflow_kernels.check.tasks import Task
 from jetflow_kernels.round.accept import accept_walk, accept_walk_reference
 from jetflow_kernels.round.ancestors import pack_ancestors, pack_ancestors_reference
@@ -258,6 +259,13 @@ def tasks(*, small: bool) -> Iterator[Task]:
             yield task("plain rows", dtype, plain_rows, dim=dim, group=group, dtype=dtype)
     for rows in (6,) if small else (17, 64, 256):
         yield task("every path accepted", "int32", every_path, rows=rows, depth=min(rows - 1, 12))
+    for count, depth, width, pool in (
+        ((2, 2, 3, 5),) if small else ((40, 14, 16, 64), (9, 62, 32, 99))
+    ):
+        yield task(
+            "candidates along paths", torch.bfloat16, pooled_paths,
+            count=count, depth=depth, width=width, pool=pool,
+        )  # fmt: skip
     sizes = Sizes(layers=4, features=64)
     if small:
         sizes = Sizes(

@@ -29,6 +29,7 @@ class RoundSteps:
     none of its values. ``by_request``: not on the batch at all, which is slower."""
 
     depth_topk = staticmethod(steps.depth_topk)
+    path_candidates = staticmethod(steps.path_candidates)
     build_tree = staticmethod(steps.build_tree)
     pack_ancestors = staticmethod(steps.pack_ancestors)
     tree_slots = staticmethod(steps.tree_slots)

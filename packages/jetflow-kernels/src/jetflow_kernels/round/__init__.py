@@ -10,6 +10,7 @@ from jetflow_kernels.round.build_reference import (
 )
 from jetflow_kernels.round.cache_write import norm_rope_kv_write, norm_rope_kv_write_reference
 from jetflow_kernels.round.commit import CachePools, commit_path, commit_path_reference
+from jetflow_kernels.round.path_candidates import path_candidates, path_candidates_reference
 from jetflow_kernels.round.sampled import pick_sampled, pick_sampled_reference
 from jetflow_kernels.round.slots import tree_slots, tree_slots_reference
 from jetflow_kernels.round.topk import TopTokens, depth_topk, depth_topk_reference
@@ -34,6 +35,8 @@ __all__ = [
     "norm_rope_kv_write_reference",
     "pack_ancestors",
     "pack_ancestors_reference",
+    "path_candidates",
+    "path_candidates_reference",
     "pick_argmax",
     "pick_argmax_reference",
     "pick_sampled",
