@@ -62,7 +62,7 @@ class World:
     seed: int = 0
 
     def costs(self) -> RoundCosts:
-        sizes = [(r, r) for r in buckets_up_to(self.requests)]
+        sizes = [(r, r) for r in buckets_up_to(self.requests, 32)]
         sizes += [(r, t) for r, _ in sizes for t in totals_for(r, most=MOST, most_total=1024)]
         return RoundCosts(
             contexts=(0,), seconds={(r, total): (self.seconds(r, total),) for r, total in sizes}

@@ -49,7 +49,8 @@ def test_numbers_that_no_cost_can_be_are_refused(contexts: Any, seconds: Any, wo
 
 
 def test_sizes_that_are_tried() -> None:
-    assert buckets_up_to(1) == [1] and buckets_up_to(5) == [1, 2, 4, 8]
+    assert buckets_up_to(1, 9) == [1] and buckets_up_to(5, 9) == [1, 2, 4, 8]
+    assert buckets_up_to(5, 6) == [1, 2, 4, 6]
     assert totals_for(1, most=256, most_total=1024)[-1] == 256
     assert totals_for(8, most=256, most_total=100) == (16, 24, 32, 48, 64, 96)
     assert totals_for(600, most=256, most_total=1024) == ()
@@ -71,7 +72,7 @@ def test_sizes_are_measured_until_they_cannot_pay() -> None:
 
     costs = measured_costs(timed, [1], (0,), most=256, most_total=1024)
     assert costs.at(1, 8, 0) == costs.at(1, 16, 0) == 1.8
-    assert costs.totals(1)[-1] == asked[-1][1] == 192
+    assert costs.totals(1)[-1] == asked[-1][1] == 128
     assert asked[0] == (1, 1, 1, 0) and asked[3] == (1, 8, 32, 0)
 
 
@@ -116,13 +117,14 @@ def test_costs_are_measured_once_and_only_where_they_lack(tmp_path: Path) -> Non
     for requests, new in ((2, {1, 2}), (2, set()), (5, {4, 8}), (8, set())):
         asked.clear()
         auto = AutoBudget(most=8)
-        assert ready_costs(auto, timed, KEY, requests=requests, **given) == bool(new)
+        wanted = buckets_up_to(requests, 8)
+        assert ready_costs(auto, timed, KEY, wanted, **given) == bool(new)
         assert set(asked) == new and auto.costs is not None
         assert auto.costs.requests[-1] >= requests
     asked.clear()
-    assert ready_costs(AutoBudget(most=16), timed, KEY, requests=1, **given), "other sizes"
+    assert ready_costs(AutoBudget(most=16), timed, KEY, [1], **given), "other sizes"
     own = AutoBudget(RoundCosts(contexts=(0,), seconds={(2, 2): (1.0,)}))
     asked.clear()
-    assert not ready_costs(own, timed, KEY, requests=2, **given) and not asked
+    assert not ready_costs(own, timed, KEY, [1, 2], **given) and not asked
     with pytest.raises(ValueError, match=r"of \[2\] requests; up to 3"):
-        ready_costs(own, timed, KEY, requests=3, **given)
+        ready_costs(own, timed, KEY, [1, 2, 3], **given)

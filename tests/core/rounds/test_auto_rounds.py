@@ -18,7 +18,7 @@ Answer = Callable[..., list[Finished]]
 
 
 def _costs(slope: float, requests: int = 8) -> RoundCosts:
-    sizes = [(r, r) for r in buckets_up_to(requests)]
+    sizes = [(r, r) for r in buckets_up_to(requests, 8)]
     sizes += [(r, t) for r, _ in sizes for t in totals_for(r, most=32, most_total=64)]
     return RoundCosts(contexts=(0,), seconds={(r, t): (1.0 + slope * (t - r),) for r, t in sizes})
 

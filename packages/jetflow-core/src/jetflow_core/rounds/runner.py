@@ -11,24 +11,21 @@ from numpy.typing import NDArray
 
 from jetflow_core.decode import ContextTooLong
 from jetflow_core.picker import NonFiniteLogitsError
-from jetflow_core.rounds.auto.choice import AutoBudget, Choice
-from jetflow_core.rounds.auto.rounds import AutoRounds, Engine
+from jetflow_core.rounds.auto.choice import Choice
+from jetflow_core.rounds.auto.rounds import Engine
 from jetflow_core.rounds.batch import Batch
 from jetflow_core.rounds.budgets import Budgets, FixedBudget, LiveBatch, Shares
 from jetflow_core.rounds.draft import NoDraft, RoundDrafter
 from jetflow_core.rounds.find import TORCH, RoundBackend, round_ops_for
 from jetflow_core.rounds.graphs import RoundPrograms
 from jetflow_core.rounds.jobs import Job, Step
-from jetflow_core.rounds.laws import Laws
-from jetflow_core.rounds.pool import PageTables, pages_in
-from jetflow_core.rounds.prefill import PrefillProgram
-from jetflow_core.rounds.prompts import PromptReader
+from jetflow_core.rounds.parts import runner_parts
 from jetflow_core.rounds.requests import Finished, RoundRequest, picks_of
-from jetflow_core.rounds.round import ImposedPicks, RoundProgram
-from jetflow_core.rounds.settings import RunnerSettings, row_bytes
-from jetflow_core.rounds.state import RECORD, RoundState
+from jetflow_core.rounds.round import ImposedPicks
+from jetflow_core.rounds.settings import RunnerSettings
+from jetflow_core.rounds.state import RECORD
 from jetflow_core.rounds.transfer import Download, Upload
-from jetflow_core.stacks import DecoderStack, KVPools
+from jetflow_core.stacks import DecoderStack
 
 _COUNT, _ACCEPTED, _ROWS, _BROKEN, _VALID = range(len(RECORD))
 
@@ -76,59 +73,24 @@ class RoundRunner:
         self._stack = stack
         self._drafter: RoundDrafter = NoDraft() if drafter is None else drafter
         self._budgets: Budgets = _default_budget(self._drafter) if budgets is None else budgets
-        if self._drafter.depth == 0 and self._budgets.most > 1:
-            raise ValueError(
-                f"without a draft a tree is its root: the budget is 1, got {self._budgets.most}"
-            )
-        scratch = max(self._budgets.most, self._drafter.scratch_rows)
-        self.pages = pages_in(
-            settings.memory, page=settings.page, row_bytes=row_bytes(stack, self._drafter)
-        )
-        self.tables = PageTables(
-            pages=self.pages,
-            page=settings.page,
-            slots=settings.slots,
-            longest=stack.context_length + scratch,
-        )
-        pools = KVPools.allocate(
-            stack.shape,
-            pages=self.pages,
-            page=settings.page,
-            dtype=stack.dtype,
-            device=stack.device,
-        )
-        self._drafter.allocate(pages=self.pages, page=settings.page, slots=settings.slots)
-        width = self.tables.table.shape[1]
-        self._state = RoundState.empty(
-            slots=settings.slots,
-            max_pages=width,
-            steps=self._drafter.depth + 1,
-            device=stack.device,
-        )
-        self._auto: AutoRounds | None = None
-        if isinstance(self._budgets, AutoBudget):
-            self._auto = AutoRounds(self._budgets, self._drafter.depth, stack.device)
-        given = (stack, self._drafter, self.backend.ops, pools, self._state)
-        self._laws = Laws.empty(settings.slots, stack.device)
-        self._round = RoundProgram(
-            *given,
-            self._laws,
+        parts = runner_parts(
+            stack, self._drafter, settings, budgets=self._budgets, ops=self.backend.ops,
             imposed=imposed,
-            shared=None if self._auto is None else self._auto.shared,
-        )
-        prefill = PrefillProgram(*given, longest=settings.prefill_rows, rows=settings.prompt_rows)
-        self._prompts = PromptReader(prefill, self._drafter, self.tables)
+        )  # fmt: skip
+        self.pages, self.tables = parts.pages, parts.tables
+        self._state, self._laws, self._auto = parts.state, parts.laws, parts.auto
+        self._round, self._prompts = parts.round, parts.prompts
         self.programs = RoundPrograms(
             stack.device,
             # What the reference does can be captured only as far as its layers can.
             captured=stack.device.type == "cuda" and self.backend.name != TORCH,
             slots=settings.slots,
-            pages=width,
+            pages=self.tables.table.shape[1],
         )
         self._tables_up = Upload(self._state.page_table)
         self._budgets_up = Upload(self._state.budgets)
         self._records = Download(self._state.record)
-        self._batch = Batch(self.tables, scratch=scratch, steps=self._drafter.depth + 1)
+        self._batch = Batch(self.tables, scratch=parts.scratch, steps=self._drafter.depth + 1)
         self._flight: _Flight | None = None
 
     def prepare(self, requests: int) -> None:
@@ -151,8 +113,7 @@ class RoundRunner:
             tables=self._tables_up, budgets=self._budgets_up, pages=self.pages,
             page=self.tables.page, steps=self.backend.name,
         )  # fmt: skip
-        slots = self.tables.table.shape[0]
-        self._auto.prepare(engine, self.programs, max(min(requests, slots), 1))
+        self._auto.prepare(engine, self.programs, max(requests, 1))
 
     def generate(self, requests: Sequence[RoundRequest]) -> list[Finished]:
         """All requests, finished, in their order; see ``run``."""

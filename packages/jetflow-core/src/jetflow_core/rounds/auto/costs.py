@@ -124,6 +124,6 @@ def tree_rows_for(requests: int, total: int, *, most: int) -> int:
     return min(1 << (share - 1).bit_length(), most, MAX_BUDGET)
 
 
-def buckets_up_to(requests: int) -> Sequence[int]:
-    """Powers of two up to the first that holds so many requests."""
-    return [1 << each for each in range((requests - 1).bit_length() + 1)]
+def buckets_up_to(requests: int, slots: int) -> Sequence[int]:
+    """Powers of two up to the first that holds so many requests; ``slots`` where that is less."""
+    return [min(1 << each, slots) for each in range((requests - 1).bit_length() + 1)]

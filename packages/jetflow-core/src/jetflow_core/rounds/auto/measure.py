@@ -21,7 +21,7 @@ from jetflow_core.rounds.transfer import Upload
 
 _SHORT, _LONG = 32, 8192
 _RUNS, _RUNS_OF_SLOW, _SLOW = 5, 2, 0.1
-_TOO_DEAR = 8.0
+_TOO_DEAR = 6.0
 """A round that takes so many times a plain one is not worth it, and larger ones are not either."""
 _PLENTY = 2**30
 

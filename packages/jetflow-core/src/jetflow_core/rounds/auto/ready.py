@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from jetflow_core.reports.provenance import provenance
 from jetflow_core.rounds.auto.choice import AutoBudget
 from jetflow_core.rounds.auto.cost_file import cost_file, store_costs, stored_costs
-from jetflow_core.rounds.auto.costs import RoundCosts, buckets_up_to
+from jetflow_core.rounds.auto.costs import RoundCosts
 from jetflow_core.rounds.auto.measure import Timed, measured_costs
 from jetflow_core.rounds.draft import RoundDrafter
 from jetflow_core.stacks import DecoderStack
@@ -56,18 +56,18 @@ def ready_costs(
     auto: AutoBudget,
     timed: Timed,
     key: Mapping[str, Any],
+    requests: Sequence[int],
     *,
-    requests: int,
     contexts: tuple[int, ...],
     folder: Path | None = None,
 ) -> bool:
-    """Sees to it that ``auto`` knows what rounds of up to so many requests cost.
+    """Sees to it that ``auto`` knows what rounds of so many requests cost.
 
     Args:
         auto: whose costs are used, looked up, or measured and stored.
         timed: measures a round.
         key: as ``cost_key``.
-        requests: held at once, at least 1.
+        requests: numbers of them, ascending.
         contexts: where rounds are measured.
         folder: of the files; None: in the user's cache folder.
 
@@ -78,18 +78,17 @@ def ready_costs(
         ValueError: costs were given and do not reach so many requests.
     """
     if auto.given and auto.costs is not None:
-        if auto.costs.requests[-1] < requests:
+        if auto.costs.requests[-1] < requests[-1]:
             raise ValueError(
-                f"the given costs are of {list(auto.costs.requests)} requests; up to {requests} "
-                "are held at once"
+                f"the given costs are of {list(auto.costs.requests)} requests; up to "
+                f"{requests[-1]} are held at once"
             )
         return False
-    wanted = list(buckets_up_to(requests))
     key = {**key, "most": auto.most, "most_total": auto.most_total}
     known = auto.costs
-    if _lacking(known, wanted) and known is None:
+    if known is None:
         known = stored_costs(cost_file(key, folder), key)
-    missing = _lacking(known, wanted)
+    missing = _lacking(known, requests)
     if missing:
         new = measured_costs(timed, missing, contexts, most=auto.most, most_total=auto.most_total)
         known = new if known is None else _merged(known, new)
@@ -98,7 +97,7 @@ def ready_costs(
     return bool(missing)
 
 
-def _lacking(costs: RoundCosts | None, wanted: list[int]) -> list[int]:
+def _lacking(costs: RoundCosts | None, wanted: Sequence[int]) -> list[int]:
     return [each for each in wanted if costs is None or each not in costs.requests]
 
 

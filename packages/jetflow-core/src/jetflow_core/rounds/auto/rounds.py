@@ -10,6 +10,7 @@ import torch
 
 from jetflow_core.rounds.auto.batch_trees import BatchTrees
 from jetflow_core.rounds.auto.choice import AutoBudget, Choice
+from jetflow_core.rounds.auto.costs import buckets_up_to
 from jetflow_core.rounds.auto.measure import RoundTimer, contexts_for
 from jetflow_core.rounds.auto.ready import cost_key, ready_costs
 from jetflow_core.rounds.draft import RoundDrafter
@@ -51,7 +52,10 @@ class AutoRounds:
         self._promises = Download(self.shared.promise)
 
     def prepare(self, engine: Engine, programs: RoundPrograms, requests: int) -> None:
-        """Costs for so many requests at once; measured, while no slot is in use, if unknown."""
+        """Costs for so many requests at once; measured, while no slot is in use, if unknown.
+
+        More requests than there are slots are as many as slots.
+        """
         stack, drafter, budget = engine.stack, engine.drafter, self.budget
         timer = RoundTimer(
             program=engine.program, programs=programs, state=engine.state, shared=self.shared,
@@ -64,7 +68,9 @@ class AutoRounds:
             columns=engine.state.page_table.shape[1],
         )  # fmt: skip
         contexts = contexts_for(stack.context_length, steps=drafter.depth + 1)
-        if ready_costs(budget, timer, key, requests=requests, contexts=contexts):
+        slots = engine.state.live.shape[0]
+        wanted = buckets_up_to(min(requests, slots), slots)
+        if ready_costs(budget, timer, key, wanted, contexts=contexts):
             timer.clear()
 
     def begin(self, choice: Choice) -> None:
