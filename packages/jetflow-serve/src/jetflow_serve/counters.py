@@ -51,6 +51,6 @@ class Counters:
             "accepted": self.accepted,
             "moved": self.moved,
             "accepted_by_depth": dict(sorted(self.accepted_by_depth.items())),
-            "shapes": dict(self.shapes),
+            "shapes": {str(shape): count for shape, count in self.shapes.items()},
             "reasons": dict(self.reasons),
         }

@@ -68,26 +68,35 @@ def check_engine(engine: Engine, head: HeadConfig, options: ServeOptions) -> lis
     Raises:
         ServeRefused: naming every fault.
     """
-    faults = [*_mismatches(engine, head), *_not_served(engine), *_sizes(engine, head, options)]
+    faults = [
+        *mismatches(
+            head,
+            layers=engine.target_layers,
+            hidden_size=engine.target_hidden_size,
+            vocab_size=engine.target_vocab_size,
+        ),
+        *_not_served(engine),
+        *_sizes(engine, head, options),
+    ]
     if faults:
         raise ServeRefused("; ".join(faults))
     return list(_warnings(engine))
 
 
-def _mismatches(engine: Engine, head: HeadConfig) -> Iterator[str]:
-    beyond = [layer for layer in head.target_layer_ids if layer >= engine.target_layers]
+def mismatches(
+    head: HeadConfig, *, layers: int, hidden_size: int, vocab_size: int
+) -> Iterator[str]:
+    """Why a head does not belong to a target of these sizes, a line each."""
+    beyond = [layer for layer in head.target_layer_ids if layer >= layers]
     if beyond:
         yield (
             f"the head reads layer {', '.join(map(str, beyond))} of its target, "
-            f"which has {engine.target_layers} layers"
+            f"which has {layers} layers"
         )
-    if head.vocab_size != engine.target_vocab_size:
-        yield (
-            f"the head's vocabulary has {head.vocab_size} tokens, "
-            f"the target's {engine.target_vocab_size}"
-        )
-    if head.hidden_size != engine.target_hidden_size:
-        yield f"the head is {head.hidden_size} wide, the target {engine.target_hidden_size}"
+    if head.vocab_size != vocab_size:
+        yield f"the head's vocabulary has {head.vocab_size} tokens, the target's {vocab_size}"
+    if head.hidden_size != hidden_size:
+        yield f"the head is {head.hidden_size} wide, the target {hidden_size}"
 
 
 def _not_served(engine: Engine) -> Iterator[str]:

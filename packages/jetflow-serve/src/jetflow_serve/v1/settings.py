@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from jetflow_core.head.checkpoint import read_config
 from jetflow_core.head.config import HeadConfig
 from vllm.config import VllmConfig
 
+from jetflow_serve.heads import read_head
 from jetflow_serve.options import ServeOptions, read_options
-from jetflow_serve.refusals import Engine, ServeRefused, check_engine, check_head_keys
+from jetflow_serve.refusals import Engine, ServeRefused, check_engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,7 @@ def read_settings(config: VllmConfig) -> Settings:
         )
     options = read_options(config.additional_config)
     folder = Path(config.speculative_config.draft_model_config.model)
-    if (folder / "config.json").is_file():
-        file = folder / "config.json"
-        check_head_keys(json.loads(file.read_text(encoding="utf-8")), str(file))
-    head, _ = read_config(folder)
+    head = read_head(folder)
     warnings = check_engine(read_engine(config), head, options)
     return Settings(options, head, folder, tuple(warnings))
 

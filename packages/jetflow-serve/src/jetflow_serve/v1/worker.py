@@ -50,3 +50,7 @@ class TreeWorker(CPUWorker):
                 raise TypeError(
                     f"layer {name} attends with {type(impl).__name__}, which knows no trees"
                 )
+
+    def jetflow_counters(self) -> dict[str, Any]:
+        """What trees did so far; ``LLM.collective_rpc("jetflow_counters")`` asks for it."""
+        return self.model_runner.counters.to_dict()

@@ -1,0 +1,49 @@
+"""``jetflow serve MODEL``: vLLM's server with the options of trees filled in and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def command(
+    model: str,
+    /,
+    *vllm_options: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    head: Path,
+    budget: int = 64,
+    mode: Literal["tree", "chain"] = "tree",
+    depth: int | None = None,
+    max_children: int | None = None,
+) -> int:
+    """Serve a target with a draft head through vLLM's OpenAI-compatible server.
+
+    Every option of `vllm serve` may follow; those of speculation are filled in from the ones
+    here. Head and target are checked before anything is loaded.
+
+    Args:
+        model: The target, as vLLM takes it.
+        vllm_options: Options of vLLM, for example --port 8000.
+        head: The head's folder.
+        budget: Rows of one verify pass, root included.
+        mode: Draft trees, or chains only.
+        depth: Deepest depth that is drafted; as deep as the head goes if left out.
+        max_children: Most children of one node; no limit if left out.
+    """
+    import os
+    import sys
+
+    from jetflow_serve.check import require_hooks
+    from jetflow_serve.heads import check_target, read_head
+    from jetflow_serve.options import ServeOptions
+    from jetflow_serve.server import SERVER, server_arguments, tree_section
+
+    section = tree_section(ServeOptions(mode=mode, depth=depth, max_children=max_children))
+    arguments = server_arguments(model, str(head), budget, vllm_options, section)
+    check_target(read_head(head), model)
+    require_hooks()
+    sys.stdout.flush()
+    # The server takes this process over, so that signals and exit codes are its own.
+    os.execv(sys.executable, [sys.executable, "-m", SERVER, *arguments])
