@@ -51,6 +51,7 @@ def test_numbers_that_no_cost_can_be_are_refused(contexts: Any, seconds: Any, wo
 def test_sizes_that_are_tried() -> None:
     assert buckets_up_to(1, 9) == [1] and buckets_up_to(5, 9) == [1, 2, 4, 8]
     assert buckets_up_to(5, 6) == [1, 2, 4, 6]
+    assert buckets_up_to(8, 8, factor=4) == [1, 4, 8] and buckets_up_to(3, 3, factor=4) == [1, 3]
     assert totals_for(1, most=256, most_total=1024)[-1] == 256
     assert totals_for(8, most=256, most_total=100) == (16, 24, 32, 48, 64, 96)
     assert totals_for(600, most=256, most_total=1024) == ()

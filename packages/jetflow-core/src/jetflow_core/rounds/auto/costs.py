@@ -124,6 +124,15 @@ def tree_rows_for(requests: int, total: int, *, most: int) -> int:
     return min(1 << (share - 1).bit_length(), most, MAX_BUDGET)
 
 
-def buckets_up_to(requests: int, slots: int) -> Sequence[int]:
-    """Powers of two up to the first that holds so many requests; ``slots`` where that is less."""
-    return [min(1 << each, slots) for each in range((requests - 1).bit_length() + 1)]
+def buckets_up_to(requests: int, slots: int, *, factor: int = 2) -> Sequence[int]:
+    """Numbers of requests that are measured so that up to so many can be served.
+
+    Args:
+        requests: at once, 1 to ``slots``.
+        slots: no number is larger.
+        factor: between one number and the next.
+    """
+    found = [1]
+    while found[-1] < requests:
+        found.append(min(factor * found[-1], slots))
+    return found

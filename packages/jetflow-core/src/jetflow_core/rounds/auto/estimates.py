@@ -21,7 +21,7 @@ RANKS = 16
 """Ranks that are told apart; further ones count as the last."""
 HALF_LIFE = 512.0
 """Rounds of a request until what it showed counts half."""
-PRIOR = 8.0
+PRIOR = 4.0
 """Picks that the prior counts as."""
 
 

@@ -69,7 +69,9 @@ class AutoRounds:
         )  # fmt: skip
         contexts = contexts_for(stack.context_length, steps=drafter.depth + 1)
         slots = engine.state.live.shape[0]
-        wanted = buckets_up_to(min(requests, slots), slots)
+        # Captures take a while, and where rounds are captured a row more or less costs little.
+        factor = 4 if programs.mode == "graphs" else 2
+        wanted = buckets_up_to(min(requests, slots), slots, factor=factor)
         if ready_costs(budget, timer, key, wanted, contexts=contexts):
             timer.clear()
 
