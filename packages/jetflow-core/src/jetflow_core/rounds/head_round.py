@@ -20,6 +20,7 @@ from jetflow_core.head.layers import rotary
 from jetflow_core.head.model import DraftHead
 from jetflow_core.head.scores import score_temperature
 from jetflow_core.rounds.draft import CommittedRows, DraftInputs
+from jetflow_core.rounds.head_products import prepare_head
 from jetflow_core.rounds.head_table import RoundTable
 from jetflow_core.rounds.head_weights import fuse_head
 from jetflow_core.rounds.ops import RoundOps
@@ -146,6 +147,8 @@ class HeadRound:
         self._words = self._block_words().repeat(slots, 1)
         self._last = like.new_zeros(slots, config.hidden_size)
         self._score_temperatures = torch.ones(slots, dtype=torch.float64, device=like.device)
+        sizes = {"block": self.scratch_rows, "depth": self.depth, "slots": slots}
+        prepare_head(self._layer_ops, self._layers, self._lm_head, **sizes)
 
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
         """See ``RoundDrafter``."""
@@ -233,7 +236,7 @@ class HeadRound:
             )
             change = layer_ops.linear(mixed.flatten(1), weights.output)
             normed = layer_ops.add_rms_norm(x, change, weights.block_norm, eps, x)
-            inner = layer_ops.silu_mul(layer_ops.linear(normed, weights.gate_up))
+            inner = layer_ops.gate_up_silu(normed, weights.gate_up)
             change = layer_ops.linear(inner, weights.down)
             normed = layer_ops.add_rms_norm(x, change, next_norm, eps, x)
         return normed.view(requests, slots, -1)

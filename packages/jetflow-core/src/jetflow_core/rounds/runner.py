@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jetflow_core.decode import ContextTooLong
+from jetflow_core.limits import MAX_BUDGET
 from jetflow_core.picker import NonFiniteLogitsError
 from jetflow_core.rounds.auto.choice import Choice
 from jetflow_core.rounds.auto.rounds import Engine
@@ -17,7 +18,7 @@ from jetflow_core.rounds.batch import Batch
 from jetflow_core.rounds.budgets import Budgets, FixedBudget, LiveBatch, Shares
 from jetflow_core.rounds.draft import NoDraft, RoundDrafter
 from jetflow_core.rounds.find import TORCH, RoundBackend, round_ops_for
-from jetflow_core.rounds.graphs import RoundPrograms
+from jetflow_core.rounds.graphs import RoundPrograms, rows_bucket
 from jetflow_core.rounds.jobs import Job, Step
 from jetflow_core.rounds.parts import runner_parts
 from jetflow_core.rounds.requests import Finished, RoundRequest, picks_of
@@ -108,6 +109,7 @@ class RoundRunner:
             raise RuntimeError("another run is under way: let it end, or close it")
         if self._auto is None:
             return
+        self._stack.prepare(*map(rows_bucket, range(1, MAX_BUDGET + 1)))
         engine = Engine(
             stack=self._stack, drafter=self._drafter, program=self._round, state=self._state,
             tables=self._tables_up, budgets=self._budgets_up, pages=self.pages,
@@ -238,6 +240,7 @@ class RoundRunner:
             tree_rows=max(shares.rows),
             pages=max(len(self.tables.held(slot)) for slot in slots),
         )
+        self._stack.prepare(size.rows)
         picks = picks_of([(job.request, len(job.result.tokens)) for job in live])
         changes = (*self._state.changes, *self._drafter.changes)
         if self._auto is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -23,6 +24,34 @@ class LayerOps(Protocol):
             weight: `[out, in]` in the type of `x`, contiguous.
             bias: `[out]`.
         """
+        ...
+
+    def gate_up_silu(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`[T, I]`: `silu_mul` of `linear`, rounded where those two round.
+
+        Args:
+            x: `[T, in]`, any row stride.
+            weight: `[2 I, in]` in the type of `x`, contiguous, the gate's rows first.
+        """
+        ...
+
+    def prepare(
+        self, rows: Sequence[int], weights: Sequence[Tensor], gated: Sequence[Tensor] = ()
+    ) -> None:
+        """Told of products that will come, ahead of time and outside of any capture.
+
+        Whoever can run a product in several ways finds out here which is fastest; products that
+        were not told of are right all the same.
+
+        Args:
+            rows: Numbers of rows, each with every matrix.
+            weights: `[out, in]` each, of `linear`; as they are from now on.
+            gated: `[2 I, in]` each, of `gate_up_silu`; likewise.
+        """
+        ...
+
+    def products(self) -> Sequence[Mapping[str, Any]]:
+        """What runs each of the products that were told of, for reports, as plain JSON."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

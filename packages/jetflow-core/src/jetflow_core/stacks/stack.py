@@ -13,7 +13,13 @@ from jetflow_core.stacks.passes import KVPools, PackedRows
 from jetflow_core.stacks.rope import RopeTables
 from jetflow_core.stacks.shape import StackShape
 from jetflow_core.stacks.torch_ops import TorchOps
-from jetflow_core.stacks.weights import DenseWeights, ExpertWeights, LayerWeights, StackWeights
+from jetflow_core.stacks.weights import (
+    DenseWeights,
+    ExpertWeights,
+    LayerWeights,
+    StackWeights,
+    products_of,
+)
 
 
 class DecoderStack:
@@ -62,6 +68,7 @@ class DecoderStack:
         self.eos_token_ids = tuple(eos_token_ids)
         self._choose_mix = choose_mix
         self._places = {layer: place for place, layer in enumerate(self.taps)}
+        self._prepared: set[int] = set()
 
     @property
     def hidden_size(self) -> int:
@@ -144,6 +151,17 @@ class DecoderStack:
         """`[T, vocab]` in the stack's type, of hidden states `[T, hidden]` after the final norm."""
         return self.ops.linear(hidden, self.weights.lm_head)
 
+    def prepare(self, *rows: int) -> None:
+        """Tell the operations of the products of passes, before such passes.
+
+        Args:
+            rows: Of a pass each; of the same number they are told once.
+        """
+        told = [count for count in rows if count not in self._prepared]
+        if told:
+            self._prepared.update(told)
+            self.ops.prepare(told, *products_of(self.weights))
+
     def _attention(
         self,
         layer: int,
@@ -164,8 +182,7 @@ class DecoderStack:
 
     def _mlp(self, mlp: DenseWeights | ExpertWeights, normed: Tensor) -> Tensor:
         if isinstance(mlp, DenseWeights):
-            inner = self.ops.silu_mul(self.ops.linear(normed, mlp.gate_up))
-            return self.ops.linear(inner, mlp.down)
+            return self.ops.linear(self.ops.gate_up_silu(normed, mlp.gate_up), mlp.down)
         routes = route(self.ops.linear(normed, mlp.router), mlp)
         mix = self._choose_mix(normed.shape[0], mlp)
         return mix(normed, routes, mlp, self.ops.silu_mul)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,6 +16,19 @@ class TorchOps:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `LayerOps` says."""
         return F.linear(x, weight, bias)
+
+    def gate_up_silu(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As `LayerOps` says."""
+        return self.silu_mul(self.linear(x, weight))
+
+    def prepare(
+        self, rows: Sequence[int], weights: Sequence[Tensor], gated: Sequence[Tensor] = ()
+    ) -> None:
+        """Nothing: there is one way to run a product."""
+
+    def products(self) -> Sequence[Mapping[str, Any]]:
+        """Nothing was chosen."""
+        return ()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As `LayerOps` says."""

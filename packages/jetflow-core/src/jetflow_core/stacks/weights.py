@@ -92,3 +92,16 @@ class StackWeights:
     def device(self) -> torch.device:
         """Where every weight is."""
         return self.lm_head.device
+
+
+def products_of(weights: StackWeights) -> tuple[list[Tensor], list[Tensor]]:
+    """The matrices of a pass, experts left out: of plain products, and of gated ones."""
+    plain, gated = [weights.lm_head], []
+    for layer in weights.layers:
+        plain += [layer.qkv, layer.output]
+        if isinstance(layer.mlp, DenseWeights):
+            plain.append(layer.mlp.down)
+            gated.append(layer.mlp.gate_up)
+        else:
+            plain.append(layer.mlp.router)
+    return plain, gated

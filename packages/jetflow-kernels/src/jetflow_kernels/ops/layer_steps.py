@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from jetflow_kernels.ops.gate import silu_mul
+from jetflow_kernels.ops.linear import gate_up_silu, linear
+from jetflow_kernels.ops.linear_choice import Products
 from jetflow_kernels.ops.norms import add_rms_norm, rms_norm
 from jetflow_kernels.round.cache_write import norm_rope_kv_write
 
 
-@dataclass(frozen=True, slots=True)
 class LayerSteps:
     """The operations of a decoder layer beside its attention, on a CUDA device.
 
-    None makes the host wait, and all can be captured in a CUDA graph. All but the product are the
-    functions of the same name: what they take and refuse is said there.
+    None makes the host wait, and all can be captured in a CUDA graph; ``prepare`` is the exception,
+    called ahead of time and outside. All but the products are the functions of the same name: what
+    they take and refuse is said there. Products run on one stream at a time.
+
+    Args:
+        choices: what runs which product; None: nothing is known, and torch runs all of them until
+            ``prepare`` has found out more.
     """
 
     rms_norm = staticmethod(rms_norm)
@@ -25,8 +32,32 @@ class LayerSteps:
     norm_rope_kv_write = staticmethod(norm_rope_kv_write)
     silu_mul = staticmethod(silu_mul)
 
+    def __init__(self, choices: Products | None = None) -> None:
+        self._choices = Products() if choices is None else choices
+
+    def prepare(
+        self, rows: Sequence[int], weights: Sequence[Tensor], gated: Sequence[Tensor] = ()
+    ) -> None:
+        """Measures what is fastest for products that will come, unless it is known.
+
+        See ``Products.prepare``. What was measured is kept in the user's cache folder.
+
+        Args:
+            rows: numbers of rows, each with every matrix.
+            weights: [out, in] each, of ``linear``.
+            gated: [2 I, in] each, of ``gate_up_silu``.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+        """
+        self._choices.prepare(rows, weights, gated)
+
+    def products(self) -> Sequence[dict[str, Any]]:
+        """What runs which product, with microseconds, of all that were prepared; for reports."""
+        return self._choices.table()
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Products of rows with a matrix, by torch, whatever their shape.
+        """Products of rows with a matrix, by what was measured to be fastest, else by torch.
 
         Args:
             x: [T, in], any row stride.
@@ -36,4 +67,24 @@ class LayerSteps:
         Returns:
             [T, out].
         """
-        return F.linear(x, weight, bias)
+        choice = self._choices.choice(x, weight, gated=False)
+        if choice is None:
+            return F.linear(x, weight, bias)
+        config, arrived = choice
+        return linear(x, weight, bias, config=config, arrived=arrived, overlapped=True)
+
+    def gate_up_silu(self, x: Tensor, weight: Tensor) -> Tensor:
+        """``silu_mul`` of ``linear``, in one launch where that was measured to be faster.
+
+        Args:
+            x: [T, in], any row stride.
+            weight: [2 I, in] in the type of ``x``, the gate's rows first.
+
+        Returns:
+            [T, I].
+        """
+        choice = self._choices.choice(x, weight, gated=True)
+        if choice is None:
+            return silu_mul(self.linear(x, weight))
+        config, arrived = choice
+        return gate_up_silu(x, weight, config=config, arrived=arrived, overlapped=True)

@@ -208,7 +208,7 @@ def _report(
         "finished": finished,
         "acceptance": _acceptance(subject),
         "settings": asdict(settings) | {"budgets": [told_budget(b) for b in settings.budgets]},
-        "used": dict(used),
+        "used": {**used, "products": list(subject.stack.ops.products())},
         "definitions": dict(DEFINITIONS),
         "notes": _notes(measured),
         "rows": [

@@ -25,6 +25,11 @@ DEFINITIONS: Mapping[str, str] = {
     "seconds: theirs, by the measured costs; trust: drafted tokens kept over those promised; "
     "newest: what was known of every choice at the newest round; costs: seconds measured before "
     "the runs, by requests, rows of all trees, and context",
+    "products": "under used: what runs the products of so many rows with a matrix of out x in, of "
+    "those that were measured before the runs, in a graph over matrices that no cache holds; us: "
+    "microseconds of each that was right, chosen_us of the one that runs; share_of_memory_rate: "
+    "bytes that it must read and write per second, over those that the device was measured to "
+    "read, null where that is not known; a product that is not listed is torch's",
     "tau": "new tokens / rounds of requests: drafted tokens kept, and the correction",
     "plain": "the same engine, weights, prompts and graphs without any head: nothing is tapped, "
     "drafted or absorbed",
