@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from jetflow_kernels.round import (
     CachePools,
+    PackedTrees,
     accept_walk,
     accept_walk_reference,
+    advance,
+    advance_reference,
     commit_path,
     commit_path_reference,
     depth_topk,
     depth_topk_reference,
     pack_ancestors,
     pack_ancestors_reference,
+    pack_trees,
+    pack_trees_reference,
     path_candidates,
     path_candidates_reference,
     pick_argmax,
@@ -138,6 +144,40 @@ def test_tree_slots(op: Callable[..., object]) -> None:
         op(table, count, count, capacity=4, page=0)
     with pytest.raises(ValueError, match=r"num_nodes must be torch.int32, got torch.int64"):
         op(table, count, count.long(), capacity=4, page=4)
+
+
+@pytest.mark.parametrize("op", [pack_trees, pack_trees_reference])
+def test_pack_trees(op: Callable[..., object]) -> None:
+    rows, words = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3, 1, dtype=torch.int64)
+    count = torch.ones(2, dtype=torch.int32)
+    given = (rows, rows, words, rows, count, count)
+    with pytest.raises(ValueError, match=r"rows must be in 1..262144, got 0"):
+        op(*given, rows=0, page=4)
+    with pytest.raises(ValueError, match=r"page must be at least 1, got 0"):
+        op(*given, rows=4, page=0)
+    with pytest.raises(ValueError, match=r"counts must be torch.int32, got torch.int64"):
+        op(*given[:5], count.long(), rows=4, page=4)
+    with pytest.raises(ValueError, match=r"ancestors must have shape \[2, 3, any\], got \[2, 3\]"):
+        op(*given[:2], rows, *given[3:], rows=4, page=4)
+    out = PackedTrees.empty(2, 3, 5, 1, rows.device)
+    with pytest.raises(ValueError, match=r"out.tokens must have shape \[4\], got \[5\]"):
+        op(*given, rows=4, page=4, out=out)
+
+
+@pytest.mark.parametrize("op", [advance, advance_reference])
+def test_advance(op: Callable[..., object]) -> None:
+    line, count = torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    flags = torch.ones(2, dtype=torch.bool)
+    sizes = {"live": flags, "roots": count, "prefix_len": count, "remaining": count, "stops": line}
+    starts = torch.arange(3, dtype=torch.int32)
+    given = (line, line, count, count, count, starts, flags, flags)
+    record = torch.zeros(2, 8, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"lines.record must have shape \[2, 8\], got \[2, 3\]"):
+        op(SimpleNamespace(**sizes, record=line), *given)
+    with pytest.raises(ValueError, match=r"broken must be torch.bool, got torch.int32"):
+        op(SimpleNamespace(**sizes, record=record), *given[:6], count, flags)
+    with pytest.raises(ValueError, match=r"at least 1 column and 1 row"):
+        op(SimpleNamespace(**sizes, record=record), *given[:6], flags[:0], flags)
 
 
 @pytest.mark.parametrize("op", [path_candidates, path_candidates_reference])

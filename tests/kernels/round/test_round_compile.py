@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import triton
 import triton.language as tl
+from jetflow_kernels.round.advance_kernel import advance_kernel
 from jetflow_kernels.round.build_bound_kernel import check_and_bound_kernel
 from jetflow_kernels.round.build_kernel import best_first_kernel, check_kernel
 from jetflow_kernels.round.build_sizes import (
@@ -22,6 +23,7 @@ from jetflow_kernels.round.build_sizes import (
 from jetflow_kernels.round.build_sweep_kernel import sweep_kernel
 from jetflow_kernels.round.commit_kernel import commit_kernel, slots_kernel
 from jetflow_kernels.round.expand_kernel import all_children_kernel
+from jetflow_kernels.round.packed_kernel import pack_rows_kernel
 from jetflow_kernels.round.path_candidates import warps_of as path_warps
 from jetflow_kernels.round.path_kernel import path_kernel
 from jetflow_kernels.round.topk import lines_of, warps_of
@@ -85,6 +87,18 @@ COMMIT = (
 PATHS = (
     "first_tokens:*i32 first:*fp32 pooled:*i32 base:*fp32 bias:*bf16 temperatures:*fp64 "
     "tokens:*i32 table:*fp32 depths:i32 width:i32 pool:i32"
+)
+PACK_ROWS = (
+    "tokens:*i32 positions:*i32 ancestors:*i64 page_table:*i32 prefix_len:*i32 counts:*i32 "
+    "out_tokens:*i64 out_positions:*i32 out_slots:*i64 out_ancestors:*i64 out_owners:*i64 "
+    "cu_nodes:*i32 places:*i64 table_stride:i32 max_pages:i32 page:i32 requests:i32 capacity:i32 "
+    "rows:i32 words:i32 blocks:i32"
+)
+ADVANCE = (
+    "live:*i1 roots:*i32 prefix_len:*i32 remaining:*i32 stops:*i32 record:*i32 rows:*i32 "
+    "tokens:*i32 accepted:*i32 correction:*i32 counts:*i32 cu_nodes:*i32 broken:*i1 valid:*i1 "
+    "kept_rows:*i32 kept_places:*i64 kept_counts:*i32 stops_stride:i32 record_stride:i32 "
+    "num_stops:i32 steps:i32 num_rows:i32"
 )
 ARGMAX_MERGE = "part_keys:*i64 part_broken:*i32 picks:*i32 broken:*i1 parts:i32"
 
@@ -188,6 +202,10 @@ def test_all_children(tmp_path: Path, capacity: int) -> None:
         (topk_merge_kernel, TOPK_MERGE, 4, {"PARTS": 64, "KEYS": 1024}),
         (slots_kernel, SLOTS, 1, {"SLOTS": 256}),
         (argmax_merge_kernel, ARGMAX_MERGE, 1, {"PARTS": 64}),
+        (pack_rows_kernel, PACK_ROWS, 1, {"REQUESTS": 1, "ROWS": 32, "SLOTS": 64}),
+        (pack_rows_kernel, PACK_ROWS, 4, {"REQUESTS": 256, "ROWS": 32, "SLOTS": 256}),
+        (advance_kernel, ADVANCE, 1, {"STEPS": 16, "STOPS": 16}),
+        (advance_kernel, ADVANCE, 1, {"STEPS": 64, "STOPS": 16}),
         (path_kernel, PATHS, path_warps(16, 64), {"WIDTH": 16, "POOL": 64}),
         (path_kernel, PATHS, path_warps(32, 128), {"WIDTH": 32, "POOL": 128}),
     ],

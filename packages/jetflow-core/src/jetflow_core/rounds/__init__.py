@@ -7,8 +7,16 @@ from jetflow_core.rounds.draft import CommittedRows, DraftInputs, NoDraft, Round
 from jetflow_core.rounds.find import RoundBackend, round_ops_for
 from jetflow_core.rounds.head_round import HeadRound
 from jetflow_core.rounds.jobs import Step
-from jetflow_core.rounds.ops import AcceptedBatch, RoundOps, TopTokens, TreeBatch
+from jetflow_core.rounds.ops import RoundOps
 from jetflow_core.rounds.requests import Finished, NotOnDevice, RoundRequest
+from jetflow_core.rounds.results import (
+    AcceptedBatch,
+    KeptRows,
+    PackedTrees,
+    RoundLines,
+    TopTokens,
+    TreeBatch,
+)
 from jetflow_core.rounds.round import ImposedPicks
 from jetflow_core.rounds.runner import RoundRunner
 from jetflow_core.rounds.settings import RunnerSettings, row_bytes
@@ -25,12 +33,15 @@ __all__ = [
     "FixedBudget",
     "HeadRound",
     "ImposedPicks",
+    "KeptRows",
     "LiveBatch",
     "NoDraft",
     "NotOnDevice",
+    "PackedTrees",
     "RoundBackend",
     "RoundCosts",
     "RoundDrafter",
+    "RoundLines",
     "RoundOps",
     "RoundRequest",
     "RoundRunner",

@@ -25,7 +25,7 @@ class CommittedRows:
     counts: Tensor
     """int32 ``[R]``, 0 to S."""
     features: Tensor
-    """``[R, S, F]``: the target's features at them; anything finite behind each count."""
+    """``[R, S, F]``: the target's features at them; anything behind each count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -23,76 +23,14 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-
-class TopTokens(Protocol):
-    """The K greatest logits of N rows, best first."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """``[N, K]`` int32, the smaller token first among equal logits."""
-
-    @property
-    def log_probs(self) -> Tensor:
-        """``[N, K]`` floating, never above 0; all NaN where the row is no distribution."""
-
-
-class TreeBatch(Protocol):
-    """R trees of at most C rows, row 0 the root.
-
-    Rows from ``num_nodes`` on are padding: token 0, parent -1, depth 0, the position of the root.
-    """
-
-    @property
-    def tokens(self) -> Tensor:
-        """``[R, C]`` int32."""
-
-    @property
-    def parents(self) -> Tensor:
-        """``[R, C]`` int32: row of the parent, above the row itself; -1 at the root."""
-
-    @property
-    def depths(self) -> Tensor:
-        """``[R, C]`` int32."""
-
-    @property
-    def scores(self) -> Tensor:
-        """``[R, C]`` float64: cumulative log-probability, 0 at the root, -inf in padding."""
-
-    @property
-    def ancestors(self) -> Tensor:
-        """``[R, C, W]`` int64: bit ``i % 64`` of word ``i // 64`` says that row i is seen."""
-
-    @property
-    def positions(self) -> Tensor:
-        """``[R, C]`` int32: position of the root plus depth."""
-
-    @property
-    def num_nodes(self) -> Tensor:
-        """``[R]`` int32: rows that hold a node, 1 to C."""
-
-    @property
-    def valid(self) -> Tensor:
-        """``[R]`` bool: False where the input was out of contract and the tree is its root."""
-
-
-class AcceptedBatch(Protocol):
-    """The accepted paths of R trees."""
-
-    @property
-    def rows(self) -> Tensor:
-        """``[R, S]`` int32: the root's row 0, the accepted rows, then -1."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """``[R, S]`` int32: the accepted tokens, the correction, then -1."""
-
-    @property
-    def accepted(self) -> Tensor:
-        """``[R]`` int32: accepted rows, the root not counted, 0 to D."""
-
-    @property
-    def correction(self) -> Tensor:
-        """``[R]`` int32: the target's pick at the last row of the walk."""
+from jetflow_core.rounds.results import (
+    AcceptedBatch,
+    KeptRows,
+    PackedTrees,
+    RoundLines,
+    TopTokens,
+    TreeBatch,
+)
 
 
 class RoundOps(Protocol):
@@ -172,6 +110,31 @@ class RoundOps(Protocol):
             prefix_len: ``[R]`` int32.
             num_nodes: ``[R]`` int32.
             capacity: C.
+            page: rows of a page.
+        """
+
+    def pack_trees(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        ancestors: Tensor,
+        page_table: Tensor,
+        prefix_len: Tensor,
+        counts: Tensor,
+        *,
+        rows: int,
+        page: int,
+    ) -> PackedTrees:
+        """Packs the first rows of every tree into one batch, and finds their cache slots.
+
+        Args:
+            tokens: ``[R, C]`` int32.
+            positions: ``[R, C]`` int32.
+            ancestors: ``[R, C, W]`` int64.
+            page_table: ``[R, max_pages]`` int32.
+            prefix_len: ``[R]`` int32: the rows go behind it.
+            counts: ``[R]`` int32, 0 for a padding request; at most ``rows`` in all.
+            rows: T.
             page: rows of a page.
         """
 
@@ -286,4 +249,34 @@ class RoundOps(Protocol):
 
         Returns:
             ``[R, S, F]``: the features of the kept rows, 0 behind a path's end.
+        """
+
+    def advance(
+        self,
+        lines: RoundLines,
+        rows: Tensor,
+        tokens: Tensor,
+        accepted: Tensor,
+        correction: Tensor,
+        counts: Tensor,
+        cu_nodes: Tensor,
+        broken: Tensor,
+        valid: Tensor,
+    ) -> KeptRows:
+        """Ends a round: writes the record and the state of the next round, in place.
+
+        A live request commits the tokens of its path up to the first stop token and to what
+        remains, and is live no more behind either. Its prefix grows by the root and the accepted
+        rows, and the correction is its next root.
+
+        Args:
+            lines: the state of R requests.
+            rows: ``[R, S]`` int32, what ``accept_walk`` found, like the next three.
+            tokens: ``[R, S]`` int32.
+            accepted: ``[R]`` int32.
+            correction: ``[R]`` int32.
+            counts: ``[R]`` int32: rows of each tree that were verified.
+            cu_nodes: ``[R + 1]`` int32.
+            broken: ``[T]`` bool: packed rows with NaN.
+            valid: ``[R]`` bool, of the tree.
         """

@@ -1,4 +1,4 @@
-"""From padded trees to the packed rows of one pass, and back."""
+"""The two ends of a round's pass in plain torch: packing its rows, and keeping some of them."""
 
 from __future__ import annotations
 
@@ -7,55 +7,104 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jetflow_core.rounds.ops import TreeBatch
+from jetflow_core.rounds.results import RoundLines
 from jetflow_core.rounds.torch_attention import owners_of_rows
+
+_NONE = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedTrees:
-    """The rows of R trees one behind the other, then padding: T rows in all."""
+class TorchPackedTrees:
+    """As ``PackedTrees`` says."""
 
     tokens: Tensor
-    """int64 ``[T]``; 0 in padding."""
     positions: Tensor
-    """int32 ``[T]``; 0 in padding."""
     slots: Tensor
-    """int64 ``[T]``: where keys and values go; -1 in padding."""
     ancestors: Tensor
-    """int64 ``[T, W]``; 0 in padding."""
     owners: Tensor
-    """int64 ``[T]``: whose row it is; any request in padding."""
     cu_nodes: Tensor
-    """int32 ``[R + 1]``: first row of each tree."""
-
-    def rows_of(self, places: Tensor) -> Tensor:
-        """Packed rows ``[R, N]`` int64 of the tree rows ``places`` ``[R, N]`` of each request.
-
-        What is no row of its tree gives some row of the pass.
-        """
-        last = self.tokens.shape[0] - 1
-        return (self.cu_nodes[:-1, None] + places).clamp(0, last).long()
+    places: Tensor
 
 
-def pack_trees(trees: TreeBatch, counts: Tensor, slots: Tensor, rows: int) -> PackedTrees:
-    """Packs the first ``counts`` rows of each tree.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TorchKeptRows:
+    """As ``KeptRows`` says."""
 
-    Args:
-        trees: R trees of C rows.
-        counts: int32 ``[R]``, 0 for padding requests; at most ``rows`` in all.
-        slots: int64 ``[R, C]`` cache slots.
-        rows: T.
-    """
+    rows: Tensor
+    places: Tensor
+    counts: Tensor
+
+
+def pack_trees(
+    tokens: Tensor,
+    positions: Tensor,
+    ancestors: Tensor,
+    page_table: Tensor,
+    prefix_len: Tensor,
+    counts: Tensor,
+    *,
+    rows: int,
+    page: int,
+) -> TorchPackedTrees:
+    """See ``RoundOps``."""
     starts = torch.zeros(counts.shape[0] + 1, dtype=torch.int32, device=counts.device)
     starts[1:] = counts.cumsum(0)
     owners, within = owners_of_rows(starts, rows)
-    where = (owners, within.clamp(max=trees.tokens.shape[1] - 1))
+    capacity = tokens.shape[1]
+    where = (owners, within.clamp(max=capacity - 1))
     padding = torch.arange(rows, device=counts.device) >= starts[-1]
-    return PackedTrees(
-        tokens=trees.tokens[where].long().masked_fill(padding, 0),
-        positions=trees.positions[where].int().masked_fill(padding, 0),
-        slots=slots[where].masked_fill(padding, -1),
-        ancestors=trees.ancestors[where].masked_fill(padding[:, None], 0),
+    slots = _slots_behind(page_table, prefix_len, capacity, page)
+    return TorchPackedTrees(
+        tokens=tokens[where].long().masked_fill(padding, 0),
+        positions=positions[where].int().masked_fill(padding, 0),
+        slots=slots[where].masked_fill(padding, _NONE),
+        ancestors=ancestors[where].masked_fill(padding[:, None], 0),
         owners=owners,
         cu_nodes=starts,
+        places=_packed_rows(starts, torch.arange(capacity, device=counts.device), rows),
     )
+
+
+def advance(
+    lines: RoundLines,
+    rows: Tensor,
+    tokens: Tensor,
+    accepted: Tensor,
+    correction: Tensor,
+    counts: Tensor,
+    cu_nodes: Tensor,
+    broken: Tensor,
+    valid: Tensor,
+) -> TorchKeptRows:
+    """See ``RoundOps``."""
+    live = lines.live.clone()
+    kept = rows.masked_fill(~live[:, None], _NONE)
+    places = _packed_rows(cu_nodes, kept, broken.shape[0])
+    met_nan = (broken[places] & (kept >= 0)).any(1)
+    grown = (accepted + 1).masked_fill(~live, 0)
+    stops = (tokens[..., None] == lines.stops[:, None]).any(-1) & (tokens >= 0)
+    before_stop = torch.where(stops.any(1), stops.int().argmax(1) + 1, stops.shape[1] + 1)
+    count = torch.minimum(grown, torch.minimum(before_stop, lines.remaining)).int()
+    count = count.masked_fill(~live, 0)
+    ended = (before_stop <= grown) | (count >= lines.remaining)
+    facts = (count, accepted, counts, met_nan.int(), valid.int())
+    record = torch.cat([torch.stack(facts, dim=1), tokens], dim=1)
+    lines.record.copy_(record.masked_fill(~live[:, None], 0))
+    lines.roots.copy_(torch.where(live, correction, lines.roots))
+    lines.prefix_len.add_(grown)
+    lines.remaining.sub_(count)
+    lines.live.copy_(live & ~ended)
+    return TorchKeptRows(rows=kept, places=places, counts=(kept >= 0).sum(1).int())
+
+
+def _packed_rows(cu_nodes: Tensor, places: Tensor, rows: int) -> Tensor:
+    """``[R, N]`` int64 of the tree rows ``places``; what is no row gives some row of the pass."""
+    return (cu_nodes[:-1, None] + places).clamp(0, rows - 1).long()
+
+
+def _slots_behind(page_table: Tensor, prefix_len: Tensor, capacity: int, page: int) -> Tensor:
+    place = prefix_len[:, None] + torch.arange(capacity, device=page_table.device)
+    number = place // page
+    last = page_table.shape[1] - 1
+    found = page_table.gather(1, number.clamp(max=last).long())
+    return torch.where(number <= last, found.long() * page + place % page, _NONE)

@@ -16,8 +16,9 @@ from torch import Tensor
 from jetflow_core.rounds.auto.batch_trees import BatchTrees
 from jetflow_core.rounds.draft import CommittedRows, DraftInputs, RoundDrafter
 from jetflow_core.rounds.laws import Laws, Picks
-from jetflow_core.rounds.ops import AcceptedBatch, RoundOps, TreeBatch
-from jetflow_core.rounds.packing import PackedTrees, pack_trees
+from jetflow_core.rounds.ops import RoundOps
+from jetflow_core.rounds.results import KeptRows, PackedTrees, TreeBatch
+from jetflow_core.rounds.root_trees import RootTrees
 from jetflow_core.rounds.state import RoundState
 from jetflow_core.stacks import DecoderStack, KVPools, PackedRows
 
@@ -116,6 +117,7 @@ class RoundProgram:
         self._pools, self._state, self._imposed, self._shared = pools, state, imposed, shared
         self._laws = laws
         self._page = pools.keys[0].shape[1]
+        self._roots_alone = RootTrees.empty(state.live.shape[0], state.live.device)
         self._cache = ops.cache_pools([*pools.keys, *pools.values])
 
     @torch.no_grad()
@@ -130,13 +132,13 @@ class RoundProgram:
         tokens, log_probs = self._candidates(of, size)
         trees = self._trees(of, tokens, log_probs, size)
         counts = self._counts(of, trees, size)
-        slots = self._ops.tree_slots(
-            of.page_table, of.prefix_len, counts, capacity=size.tree_rows, page=self._page
-        )
-        packed = pack_trees(trees, counts, slots, size.rows)
+        packed = self._ops.pack_trees(
+            trees.tokens, trees.positions, trees.ancestors, of.page_table, of.prefix_len, counts,
+            rows=size.rows, page=self._page,
+        )  # fmt: skip
         logits, features = self._verify(of, packed)
         found, broken = self._pick(logits, packed, picks)
-        chosen = found[packed.rows_of(_places(size.tree_rows, counts))]
+        chosen = found[packed.places]
         if self._imposed is not None:
             chosen = self._imposed(trees, counts, chosen)
         paths = self._ops.accept_walk(
@@ -144,11 +146,11 @@ class RoundProgram:
         )
         if self._shared is not None and size.tree_rows > 1:
             self._shared.acceptance.learn(tokens, log_probs, trees, counts, paths.rows)
-        # Row 0 of a padding request is nobody's: moving it onto itself could undo a neighbour's.
-        kept = paths.rows.masked_fill(~of.live[:, None], -1)
-        self._commit(of, packed, kept, features)
-        met_nan = (broken[packed.rows_of(kept)] & (kept >= 0)).any(1)
-        self._advance(of, paths, counts, met_nan, trees.valid)
+        kept = self._ops.advance(
+            self._state.lines(size.requests), paths.rows, paths.tokens, paths.accepted,
+            paths.correction, counts, packed.cu_nodes, broken, trees.valid,
+        )  # fmt: skip
+        self._commit(of, kept, features)
 
     def _requests(self, size: RoundSize) -> _Requests:
         state, first = self._state, slice(0, size.requests)
@@ -184,7 +186,9 @@ class RoundProgram:
     def _trees(
         self, of: _Requests, tokens: Tensor, log_probs: Tensor, size: RoundSize
     ) -> TreeBatch:
-        if self._shared is not None and size.tree_rows > 1:
+        if size.tree_rows == 1:
+            return self._roots_alone.of(of.roots, of.prefix_len)
+        if self._shared is not None:
             log_probs = self._shared.acceptance.calibrated(log_probs)
         return self._ops.build_tree(
             tokens,
@@ -234,44 +238,23 @@ class RoundProgram:
         )
         return found, broken if nan is None else broken | nan
 
-    def _commit(
-        self, of: _Requests, packed: PackedTrees, kept: Tensor, features: Tensor | None
-    ) -> None:
-        requests, steps = kept.shape
+    def _commit(self, of: _Requests, kept: KeptRows, features: Tensor | None) -> None:
+        # Row 0 of a padding request is nobody's: moving it onto itself could undo a neighbour's.
+        requests, steps = kept.rows.shape
         # The features are packed, so they are gathered here and not by the step.
-        nothing = torch.empty(requests, steps, 0, dtype=self._stack.dtype, device=kept.device)
-        self._ops.commit_path(self._cache, of.page_table, of.prefix_len, kept, nothing)
+        nothing = torch.empty(requests, steps, 0, dtype=self._stack.dtype, device=kept.rows.device)
+        self._ops.commit_path(self._cache, of.page_table, of.prefix_len, kept.rows, nothing)
         if features is None or not self._drafter.reads_features:
             return
-        found = features[packed.rows_of(kept)].masked_fill((kept < 0)[..., None], 0.0)
         self._drafter.absorb(
             CommittedRows(
                 slots=of.slots,
                 page_table=of.page_table,
                 starts=of.prefix_len,
-                counts=(kept >= 0).sum(1).int(),
-                features=found,
+                counts=kept.counts,
+                features=features[kept.places],
             )
         )
-
-    def _advance(
-        self, of: _Requests, paths: AcceptedBatch, rows: Tensor, met_nan: Tensor, valid: Tensor
-    ) -> None:
-        state, live = self._state, of.live
-        first = slice(0, live.shape[0])
-        grown = (paths.accepted + 1).masked_fill(~live, 0)
-        stops = (paths.tokens[..., None] == state.stops[first, None]).any(-1) & (paths.tokens >= 0)
-        before_stop = torch.where(stops.any(1), stops.int().argmax(1) + 1, stops.shape[1] + 1)
-        count = torch.minimum(grown, torch.minimum(before_stop, state.remaining[first])).int()
-        count = count.masked_fill(~live, 0)
-        ended = (before_stop <= grown) | (count >= state.remaining[first])
-        facts = (count, paths.accepted, rows, met_nan.int(), valid.int())
-        record = torch.cat([torch.stack(facts, dim=1), paths.tokens], dim=1)
-        state.record[first] = record.masked_fill(~live[:, None], 0)
-        state.roots[first] = torch.where(live, paths.correction, state.roots[first])
-        state.prefix_len[first] += grown
-        state.remaining[first] -= count
-        state.live[first] = live & ~ended
 
 
 def _places(count: int, like: Tensor) -> Tensor:

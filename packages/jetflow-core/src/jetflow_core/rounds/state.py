@@ -17,6 +17,18 @@ RECORD = ("count", "accepted", "rows", "broken", "valid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RequestLines:
+    """As ``RoundLines`` says."""
+
+    live: Tensor
+    roots: Tensor
+    prefix_len: Tensor
+    remaining: Tensor
+    stops: Tensor
+    record: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RoundState:
     """The requests in all slots."""
 
@@ -68,6 +80,17 @@ class RoundState:
             stops=zeros(STOPS) + NO_TOKEN,
             live=zeros(dtype=torch.bool),
             record=zeros(len(RECORD) + steps),
+        )
+
+    def lines(self, count: int) -> RequestLines:
+        """The first ``count`` slots, as the end of a round changes them."""
+        return RequestLines(
+            live=self.live[:count],
+            roots=self.roots[:count],
+            prefix_len=self.prefix_len[:count],
+            remaining=self.remaining[:count],
+            stops=self.stops[:count],
+            record=self.record[:count],
         )
 
     @property

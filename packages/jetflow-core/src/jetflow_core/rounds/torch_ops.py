@@ -14,6 +14,7 @@ from jetflow_tree.torch import DeviceTrees, ancestor_words, best_first, position
 from torch import Tensor
 
 from jetflow_core.rounds.device_noise import gumbel_rows
+from jetflow_core.rounds.packing import advance, pack_trees
 from jetflow_core.rounds.torch_attention import paged_attention
 from jetflow_core.rounds.torch_paths import path_candidates
 from jetflow_core.stacks.torch_ops import TorchOps, write_rows
@@ -58,6 +59,8 @@ class TorchRoundOps:
     """``RoundOps`` without kernels; arguments and results as there."""
 
     path_candidates = staticmethod(path_candidates)
+    pack_trees = staticmethod(pack_trees)
+    advance = staticmethod(advance)
 
     def depth_topk(self, logits: Tensor, count: int) -> TorchTopTokens:
         """See ``RoundOps``; which of equal logits are among the chosen is torch's choice."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jetflow_kernels.check.attention_values import names
+from jetflow_kernels.check.ends import ends_of_rounds, packed_batches
 from jetflow_kernels.check.paths import pooled_paths
 from jetflow_kernels.check.tasks import Task
 from jetflow_kernels.round.accept import accept_walk, accept_walk_reference
@@ -266,6 +267,12 @@ def tasks(*, small: bool) -> Iterator[Task]:
             "candidates along paths", torch.bfloat16, pooled_paths,
             count=count, depth=depth, width=width, pool=pool,
         )  # fmt: skip
+    for count, capacity in ((2, 3),) if small else ((1, 256), (64, 64), (900, 16)):
+        yield task("packed batches", "int32", packed_batches, requests=count, capacity=capacity)
+    for steps in (3,) if small else (1, 16, 64):
+        yield task(
+            "ends of rounds", "int32", ends_of_rounds, requests=3 if small else 500, steps=steps
+        )
     sizes = Sizes(layers=4, features=64)
     if small:
         sizes = Sizes(

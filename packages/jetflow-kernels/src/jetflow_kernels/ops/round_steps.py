@@ -33,6 +33,8 @@ class RoundSteps:
     build_tree = staticmethod(steps.build_tree)
     pack_ancestors = staticmethod(steps.pack_ancestors)
     tree_slots = staticmethod(steps.tree_slots)
+    pack_trees = staticmethod(steps.pack_trees)
+    advance = staticmethod(steps.advance)
     norm_rope_kv_write = staticmethod(steps.norm_rope_kv_write)
     pick_argmax = staticmethod(steps.pick_argmax)
     pick_sampled = staticmethod(steps.pick_sampled)

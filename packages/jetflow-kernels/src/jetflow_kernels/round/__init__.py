@@ -1,6 +1,7 @@
 """The steps of a verify round around attention, each one op without a host wait."""
 
 from jetflow_kernels.round.accept import AcceptedBatch, accept_walk, accept_walk_reference
+from jetflow_kernels.round.advance import KeptRows, RoundLines, advance, advance_reference
 from jetflow_kernels.round.ancestors import pack_ancestors, pack_ancestors_reference
 from jetflow_kernels.round.argmax import pick_argmax, pick_argmax_reference
 from jetflow_kernels.round.build import build_all_children, build_tree
@@ -10,6 +11,7 @@ from jetflow_kernels.round.build_reference import (
 )
 from jetflow_kernels.round.cache_write import norm_rope_kv_write, norm_rope_kv_write_reference
 from jetflow_kernels.round.commit import CachePools, commit_path, commit_path_reference
+from jetflow_kernels.round.packed import PackedTrees, pack_trees, pack_trees_reference
 from jetflow_kernels.round.path_candidates import path_candidates, path_candidates_reference
 from jetflow_kernels.round.sampled import pick_sampled, pick_sampled_reference
 from jetflow_kernels.round.slots import tree_slots, tree_slots_reference
@@ -19,10 +21,15 @@ from jetflow_kernels.round.trees import TreeBatch
 __all__ = [
     "AcceptedBatch",
     "CachePools",
+    "KeptRows",
+    "PackedTrees",
+    "RoundLines",
     "TopTokens",
     "TreeBatch",
     "accept_walk",
     "accept_walk_reference",
+    "advance",
+    "advance_reference",
     "build_all_children",
     "build_all_children_reference",
     "build_tree",
@@ -35,6 +42,8 @@ __all__ = [
     "norm_rope_kv_write_reference",
     "pack_ancestors",
     "pack_ancestors_reference",
+    "pack_trees",
+    "pack_trees_reference",
     "path_candidates",
     "path_candidates_reference",
     "pick_argmax",

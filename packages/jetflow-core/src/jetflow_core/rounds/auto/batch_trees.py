@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jetflow_core.rounds.auto.estimates import Acceptance
 from jetflow_core.rounds.auto.sharing import best_scores, promised_tokens, shared_counts
-from jetflow_core.rounds.ops import TreeBatch
+from jetflow_core.rounds.results import TreeBatch
 
 POINTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows a request at which a round tells what its trees promise."""

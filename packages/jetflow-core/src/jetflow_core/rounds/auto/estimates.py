@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from jetflow_core.rounds.ops import TreeBatch
+from jetflow_core.rounds.results import TreeBatch
 
 RANKS = 16
 """Ranks that are told apart; further ones count as the last."""
