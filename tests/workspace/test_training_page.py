@@ -29,6 +29,15 @@ def test_the_answers_were_written_as_fast_as_the_log_says() -> None:
     assert f"seconds, {later / seconds / 1000:.0f} thousand a second" in TEXT
 
 
+def test_compiled_before_it_is_faster_from_the_start_on() -> None:
+    name = "regenerate-again-h200-2026-11-30.log"
+    log = (FOLDER / name).read_text(encoding="utf-8")
+    tokens, rate = re.findall(r"([\d,]+) new tokens, ([\d,]+) tokens/s", log)[-1]
+    seconds = int(tokens.replace(",", "")) / int(rate.replace(",", ""))
+    assert f"(benchmarks/{name})" in TEXT and "complete: True" in log
+    assert f"took {seconds:.1f} seconds in all, {rate} tokens a second from its start on" in TEXT
+
+
 def test_the_demonstration_head_learnt_from_these_very_answers() -> None:
     config = "packages/jetflow-core/src/jetflow_core/data/smollm2-135m-head/config.json"
     provenance = json.loads((DOCS.parent / config).read_text("utf-8"))["jetflow"]["provenance"]
