@@ -11,6 +11,8 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
     OMP_NUM_THREADS="1",
+    # Else an engine binds this process to one core, and the server it starts with it.
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
     # vLLM compiles a few small functions even when it runs eagerly; that takes longer than they do.
     TORCHDYNAMO_DISABLE="1",
     HF_HUB_OFFLINE="1",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jetflow_serve.hooks import HOOKS, Hook
+from jetflow_serve.hook import Hook
+from jetflow_serve.hooks import HOOKS
 from jetflow_serve.installed import InstalledVllm, Sources, find_vllm
 
 

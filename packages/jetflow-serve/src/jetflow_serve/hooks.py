@@ -8,22 +8,8 @@ method does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """One place where JetFlow attaches to vLLM."""
-
-    module: str
-    """Dotted name of the module."""
-    attribute: str
-    """A name in the module, or ``Class.name`` for a method, a field or a constant of a class."""
-    why: str
-    """What it is used for."""
-    parameters: tuple[str, ...] | None = None
-    """Parameter names after ``self``; None where no signature is relied upon."""
-
+from jetflow_serve.hook import Hook
+from jetflow_serve.hooks_v1 import RUNNER_V1
 
 _EVERY_PROCESS = (
     Hook("vllm.plugins", "DEFAULT_PLUGINS_GROUP", "run our registrations in every process"),
@@ -69,75 +55,14 @@ _DRAFT_MODEL = (
     Hook(
         "vllm.model_executor.models.qwen3_dflash",
         "DFlashQwen3ForCausalLM.combine_hidden_states",
-        "receives the target's tapped features each step",
+        "what our draft model has too: receives the target's tapped features each step",
         ("hidden_states",),
     ),
     Hook(
         "vllm.model_executor.models.qwen3_dflash",
         "DFlashQwen3ForCausalLM.precompute_and_store_context_kv",
-        "projects committed rows into the draft's cache",
+        "what our draft model has too: projects committed rows into the draft's cache",
         ("context_states", "context_positions", "context_slot_mapping"),
-    ),
-)
-
-_RUNNER_V1 = (
-    Hook(
-        "vllm.v1.spec_decode.llm_base_proposer",
-        "SpecDecodeBaseProposer.propose",
-        "draft a tree instead of a chain",
-        (
-            "num_speculative_tokens",
-            "target_token_ids",
-            "target_positions",
-            "target_hidden_states",
-            "next_token_ids",
-            "token_indices_to_sample",
-            "common_attn_metadata",
-            "sampling_metadata",
-            "mm_embed_inputs",
-            "num_rejected_tokens_gpu",
-            "slot_mappings",
-        ),
-    ),
-    Hook(
-        "vllm.v1.spec_decode.llm_base_proposer",
-        "SpecDecodeBaseProposer._sample_draft_tokens",
-        "take candidates of every depth instead of one token",
-        ("hidden_states", "sampling_metadata"),
-    ),
-    Hook("vllm.v1.spec_decode.dflash", "DFlashProposer", "the class that is extended"),
-    Hook(
-        "vllm.v1.worker.gpu_model_runner",
-        "GPUModelRunner._prepare_inputs",
-        "positions are the context plus the depth",
-        ("scheduler_output", "num_scheduled_tokens"),
-    ),
-    Hook(
-        "vllm.v1.worker.gpu_model_runner",
-        "GPUModelRunner._sample",
-        "move the accepted rows after it",
-        ("logits", "spec_decode_metadata"),
-    ),
-    Hook(
-        "vllm.v1.worker.gpu_model_runner",
-        "GPUModelRunner.rejection_sampler",
-        "replaced by the walk along the tree",
-    ),
-    Hook(
-        "vllm.v1.worker.gpu_model_runner",
-        "GPUModelRunner.propose_draft_token_ids",
-        "features of the accepted path, in chain order",
-        (
-            "scheduler_output",
-            "sampled_token_ids",
-            "sampling_metadata",
-            "hidden_states",
-            "sample_hidden_states",
-            "aux_hidden_states",
-            "spec_decode_metadata",
-            "common_attn_metadata",
-            "slot_mappings",
-        ),
     ),
 )
 
@@ -253,7 +178,7 @@ def _sample_draft(*more: str) -> Hook:
     )
 
 
-_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + _RUNNER_V1 + _RUNNER_V2
+_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + RUNNER_V1 + _RUNNER_V2
 
 HOOKS: dict[str, tuple[Hook, ...]] = {
     "0.32": (*_SHARED, _sample_draft()),
