@@ -56,7 +56,7 @@ def sweep_sizes(capacity: int, depth: int, width: int) -> dict[str, int]:
         "SLOTS": slots,
         "WIDTH": power_of_two(width, least=4),
         "ROOM": max(1024, 8 * slots),
-        "BLOCK": 1024,
+        "BLOCK": 512 if slots <= 128 else 1024,
     }
 
 
