@@ -38,7 +38,6 @@ ENGINE = Engine(
     lora=False,
     cache_dtype="auto",
     async_scheduling=False,
-    model_runner_v2=False,
     width_by_load=False,
 )
 
@@ -97,7 +96,6 @@ def test_what_fits_is_served_without_a_word() -> None:
         ({"target_windows": True}, {}, "sliding window"),
         ({"cache_dtype": "fp8"}, {}, "KV cache of type fp8"),
         ({"async_scheduling": True}, {}, "--no-async-scheduling"),
-        ({"model_runner_v2": True}, {}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"data_parallel": 2, "width_by_load": True}, {}, "data parallel with width by load"),
         ({}, {"budget": 63}, "num_speculative_tokens must be 62; it is 63"),
         ({}, {"depth": 8}, "depth 8 is more than this head drafts: 1..7"),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jetflow_serve.engine.attention import TreeRows
 from jetflow_serve.v1 import runner as runner_module
-from jetflow_serve.v1.attention import TreeRows
 from oracle import Oracle
 from requests_made import SETS
 from running import runner_of, tokens, tree_engine

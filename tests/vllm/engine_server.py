@@ -103,7 +103,7 @@ def test_vllms_metrics_count_nodes_and_depths(url: str) -> None:
 def test_what_is_not_served_is_refused_by_name(
     client: openai.OpenAI, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match="min_p|logit_bias"):
+    with pytest.raises(openai.BadRequestError, match=r"min_p|logit_bias"):
         _ask(client, [5, 6, 7], **options)
 
 

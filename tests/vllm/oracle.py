@@ -7,7 +7,7 @@ trees branch, paths of every depth are accepted, and rows that are not neighbour
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,19 +32,19 @@ class Oracle:
 
     def take_over(self, runner: Any) -> None:
         """Lets the runner's drafter run as it is, and plants the truth in what it proposes."""
-        drafter, draft = runner.drafter, runner.drafter.draft
+        drafter = runner.speculator if hasattr(runner, "speculator") else runner.drafter
+        draft, prompt_of = drafter.draft, _prompts(runner)
 
         def planted(asks: Any, last: Any, common: Any) -> list[Candidates]:
             self.widest = max(self.widest, len(asks))
             return [
-                self._plant(found, self._truth(runner, ask))
+                self._plant(found, self._truth(prompt_of(ask.request), ask))
                 for ask, found in zip(asks, draft(asks, last, common), strict=True)
             ]
 
         drafter.draft = planted
 
-    def _truth(self, runner: Any, ask: Any) -> list[int]:
-        prompt = runner.requests[ask.request].prompt_token_ids
+    def _truth(self, prompt: Sequence[int], ask: Any) -> list[int]:
         answer = self._known.get(tuple(prompt))
         return [] if answer is None else answer[ask.place + 1 - len(prompt) :]
 
@@ -70,3 +70,18 @@ class Oracle:
         scores = np.empty(width)
         scores[ranked] = -np.log(2.0) * np.arange(1, width + 1)
         return scores
+
+
+def _prompts(runner: Any) -> Callable[[str], Sequence[int]]:
+    """Looks up the prompt of a request, in either model runner."""
+    if hasattr(runner, "requests"):
+        return lambda request: runner.requests[request].prompt_token_ids
+    prompts: dict[str, Sequence[int]] = {}
+    add = runner.model_state.add_request
+
+    def adding(index: int, request: Any) -> None:
+        prompts[request.req_id] = request.prompt_token_ids
+        add(index, request)
+
+    runner.model_state.add_request = adding
+    return prompts.__getitem__

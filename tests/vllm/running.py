@@ -11,7 +11,7 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-WORKER = "jetflow_serve.v1.worker.TreeWorker"
+WORKER = "jetflow_serve.engine.worker.TreeWorker"
 Request = tuple[list[int], SamplingParams]
 
 

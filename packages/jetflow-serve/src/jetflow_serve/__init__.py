@@ -1,6 +1,7 @@
 """JetFlow and vLLM: trees in vLLM's engine, which of its hooks they need, and exported heads.
 
-What imports vLLM lies in ``jetflow_serve.v1`` and in the plugin; the rest runs without it.
+What imports vLLM lies in the folders ``engine``, ``v1`` and ``v2`` and in the plugin; the rest runs
+without it.
 """
 
 from jetflow_serve.check import MissingHook, VllmNotUsable, check_hooks, require_hooks

@@ -13,7 +13,7 @@ def register() -> None:
     from vllm import ModelRegistry
 
     # The class, not its name: vLLM would start a process of its own to look at a named one.
-    from jetflow_serve.v1.draft_model import JetFlowDraftModel
+    from jetflow_serve.engine.draft_model import JetFlowDraftModel
 
     # vLLM checks the plain name first and then puts its method's name before it.
     known = ModelRegistry.get_supported_archs()

@@ -10,7 +10,7 @@ from jetflow_core.head.config import HeadConfig
 
 from jetflow_serve.options import ServeOptions
 
-WORKER = "jetflow_serve.v1.worker.TreeWorker"
+WORKER = "jetflow_serve.engine.worker.TreeWorker"
 
 
 class ServeRefused(ValueError):
@@ -38,7 +38,6 @@ class Engine:
     lora: bool
     cache_dtype: str
     async_scheduling: bool
-    model_runner_v2: bool
     width_by_load: bool
 
 
@@ -110,7 +109,6 @@ def _not_served(engine: Engine) -> Iterator[str]:
         (engine.target_windows, "a target whose layers see a sliding window"),
         (engine.cache_dtype != "auto", f"a KV cache of type {engine.cache_dtype}"),
         (engine.async_scheduling, "asynchronous scheduling (start with --no-async-scheduling)"),
-        (engine.model_runner_v2, "Model Runner V2 (set VLLM_USE_V2_MODEL_RUNNER=0)"),
         (engine.data_parallel > 1 and engine.width_by_load, "data parallel with width by load"),
     ):
         if present:

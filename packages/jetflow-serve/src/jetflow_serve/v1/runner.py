@@ -21,19 +21,16 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from jetflow_serve import stage
-from jetflow_serve.blocks import reach
 from jetflow_serve.context_rows import context_rows
-from jetflow_serve.counters import Counters
 from jetflow_serve.cpu_cache import move_rows
 from jetflow_serve.drawing import Seeds
-from jetflow_serve.growing import grow
-from jetflow_serve.reasons import Asked as Needs
-from jetflow_serve.reasons import Choice, choose
-from jetflow_serve.v1.attention import tree_rows
+from jetflow_serve.engine.attention import tree_rows
+from jetflow_serve.engine.drafting import Ask, features_in_order
+from jetflow_serve.engine.requests import Drafts
+from jetflow_serve.engine.settings import read_settings
 from jetflow_serve.v1.outputs import sampler_output
-from jetflow_serve.v1.proposer import Ask, TreeProposer
+from jetflow_serve.v1.proposer import TreeProposer
 from jetflow_serve.v1.sampler import Asked, walk_all
-from jetflow_serve.v1.settings import read_settings
 
 # Under the name of vLLM's own loggers, or its settings would not reach it.
 logger = init_logger("vllm.jetflow")
@@ -61,14 +58,14 @@ class TreeModelRunner(CPUModelRunner):
         for warning in self._settings.warnings:
             logger.warning("%s", warning)
         self.drafter = TreeProposer(vllm_config, device, self)
-        self.counters = Counters()
-        self._drafts: dict[str, Tree] = {}
+        self._drafts = Drafts(self._settings, self.max_model_len)
+        self.counters = self._drafts.counters
         self._seeds = Seeds(vllm_config.model_config.seed or 0)
         self._step: Step | None = None
 
     def _update_states(self, scheduler_output: Any) -> Any:
         for request in scheduler_output.finished_req_ids:
-            self._drafts.pop(request, None)
+            self._drafts.forget(request)
             self._seeds.forget(request)
         return super()._update_states(scheduler_output)
 
@@ -83,7 +80,7 @@ class TreeModelRunner(CPUModelRunner):
             scheduled,
             contexts,
             scheduler_output.scheduled_spec_decode_tokens,
-            self._drafts,
+            self._drafts.trees,
         )
         # Only now: the slots of the rows were found by their places in a chain.
         for entry in staged:
@@ -182,25 +179,22 @@ class TreeModelRunner(CPUModelRunner):
         self._step = None
         rows = context_rows(step.scheduled, step.contexts, step.staged, step.kept)
         total = scheduler_output.total_num_scheduled_tokens
-        last = self.drafter.observe(self._features(aux_hidden_states, total), rows, self._slots())
+        taps = self._settings.head.target_layer_ids
+        features = features_in_order(aux_hidden_states, taps, total)
+        last = self.drafter.observe(features, rows, self._slots())
         nodes = min(scheduler_output.num_spec_tokens_to_schedule, self.num_spec_tokens)
         asks = self._asks(step, nodes)
         candidates = self.drafter.draft(asks, last, common_attn_metadata)
         drafts: list[list[int]] = [[] for _ in step.scheduled]
         for ask, found in zip(asks, candidates, strict=True):
-            drafts[ask.index] = self._grown(ask, found, nodes)
+            params = self._params(ask.request)
+            drafts[ask.index] = list(self._drafts.grow(ask, found, params, nodes))
         return drafts
-
-    def _features(self, tapped: Sequence[Tensor], rows: int) -> Tensor:
-        """``[rows, taps * hidden]`` in the head's order; vLLM taps layers as they run."""
-        layers = self._settings.head.target_layer_ids
-        ran = sorted(layers)
-        return torch.cat([tapped[ran.index(layer)][:rows] for layer in layers], dim=-1)
 
     def _asks(self, step: Step, nodes: int) -> list[Ask]:
         asks = []
         for index, request in enumerate(self.input_batch.req_ids):
-            self._drafts.pop(request, None)
+            self._drafts.forget(request)
             if self.discard_request_mask.np[index]:
                 # Its prompt is not finished: no token of it was picked.
                 continue
@@ -208,48 +202,12 @@ class TreeModelRunner(CPUModelRunner):
             place = step.contexts[index] + step.scheduled[index]
             if (entry := step.staged[index]) is not None:
                 place = entry.context + 1 + len(kept.nodes)
-            depth = reach(
-                self._settings.head,
-                min(self._settings.depth, nodes),
-                place,
-                self.max_model_len,
-            )
+            depth = self._drafts.depth(place, nodes)
             if depth:
                 asks.append(Ask(request, index, kept.correction, place, depth))
         return asks
-
-    def _grown(self, ask: Ask, candidates: Any, nodes: int) -> list[int]:
-        choice = self._choice(ask.request)
-        tree = grow(
-            ask.root,
-            candidates,
-            choice.shape,
-            nodes,
-            self._params(ask.request).temperature,
-            self._settings.head,
-            self._settings.options,
-        )
-        self.counters.drafted(choice.shape, choice.reason)
-        self._drafts[ask.request] = tree
-        return tree.tokens[1:].tolist()
 
     def _params(self, request: str) -> SamplingParams:
         params = self.requests[request].sampling_params
         assert params is not None
         return params
-
-    def _choice(self, request: str) -> Choice:
-        params = self._params(request)
-        return choose(
-            Needs(
-                penalties=(
-                    params.repetition_penalty != 1.0
-                    or params.frequency_penalty != 0.0
-                    or params.presence_penalty != 0.0
-                ),
-                bad_words=bool(params.bad_words),
-                structured_output=params.structured_outputs is not None,
-                thinking_budget=params.thinking_token_budget is not None,
-                logprob_token_ids=bool(params.logprob_token_ids),
-            )
-        )

@@ -17,7 +17,7 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-from jetflow_serve.v1.settings import read_settings
+from jetflow_serve.engine.settings import read_settings
 
 
 class PagedContext:

@@ -68,6 +68,5 @@ def read_engine(config: VllmConfig) -> Engine:
         lora=config.lora_config is not None,
         cache_dtype=str(config.cache_config.cache_dtype),
         async_scheduling=bool(scheduler.async_scheduling),
-        model_runner_v2=bool(config.use_v2_model_runner),
         width_by_load=bool(speculative.uses_dynamic_speculative_decoding()),
     )

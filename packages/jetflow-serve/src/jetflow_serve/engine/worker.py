@@ -11,9 +11,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from jetflow_serve.check import require_hooks
-from jetflow_serve.v1.attention import NAME, TreeAttentionImpl
-from jetflow_serve.v1.runner import TreeModelRunner
-from jetflow_serve.v1.settings import read_settings
+from jetflow_serve.engine.attention import NAME, TreeAttentionImpl
+from jetflow_serve.engine.settings import read_settings
 
 
 class TreeWorker(CPUWorker):
@@ -37,8 +36,10 @@ class TreeWorker(CPUWorker):
 
     def init_device(self) -> None:
         """As vLLM's, with a model runner of ours."""
+        _name_a_mask(self.vllm_config)
         super().init_device()
-        self.model_runner = TreeModelRunner(self.vllm_config, torch.device("cpu"))
+        runner = _runner_class(self.use_v2_model_runner)
+        self.model_runner = runner(self.vllm_config, torch.device("cpu"))
 
     def load_model(self, *args: Any, **options: Any) -> None:
         """As vLLM's; then every layer of the target must attend with our class."""
@@ -54,3 +55,24 @@ class TreeWorker(CPUWorker):
     def jetflow_counters(self) -> dict[str, Any]:
         """What trees did so far; ``LLM.collective_rpc("jetflow_counters")`` asks for it."""
         return self.model_runner.counters.to_dict()
+
+
+def _runner_class(version_2: bool) -> Any:
+    """Imported only when it runs: each needs parts of vLLM that the other does without."""
+    if version_2:
+        from jetflow_serve.v2.runner import TreeModelRunner as RunnerV2
+
+        return RunnerV2
+    from jetflow_serve.v1.runner import TreeModelRunner as RunnerV1
+
+    return RunnerV1
+
+
+def _name_a_mask(config: VllmConfig) -> None:
+    """VLLM's speculator wants a mask token; a head with a mask vector of its own has none.
+
+    The token is never looked at, since our head makes its own block.
+    """
+    draft = config.speculative_config.draft_model_config.hf_config
+    if draft.dflash_config.get("mask_token_id") is None:
+        draft.dflash_config = {**draft.dflash_config, "mask_token_id": 0}

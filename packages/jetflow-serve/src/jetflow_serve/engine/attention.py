@@ -17,7 +17,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentio
 from jetflow_serve.paged_attention import attend_tree
 from jetflow_serve.stage import Staged
 
-NAME = "jetflow_serve.v1.attention.TreeAttentionBackend"
+NAME = "jetflow_serve.engine.attention.TreeAttentionBackend"
 
 
 @dataclass(frozen=True, slots=True)

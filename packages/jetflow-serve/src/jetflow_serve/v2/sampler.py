@@ -1,0 +1,129 @@
+"""The target's token after every row, drawn as vLLM draws without speculation, and the walk.
+
+vLLM's own noise is keyed by a request's seed and a token's place, so a seeded request is answered
+as without speculation, up to how logits round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jetflow_tree import Accepted, Tree, walk
+from torch import Tensor
+from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+from jetflow_serve.v2.step import Shared
+
+
+class TreeRejectionSampler(RejectionSampler):
+    """Walks trees instead of testing chains.
+
+    Args:
+        sampler: vLLM's sampler.
+        spec_config: vLLM's speculative configuration.
+        device: where it runs.
+        shared: the runner's state.
+    """
+
+    def __init__(self, sampler: Any, spec_config: Any, device: Any, *, shared: Shared) -> None:
+        super().__init__(sampler, spec_config, device)
+        self._shared = shared
+
+    def __call__(
+        self,
+        logits: Tensor,
+        input_batch: Any,
+        draft_logits: Tensor | None = None,
+        invalid_drafts: Tensor | None = None,
+    ) -> SamplerOutput:
+        """VLLM's output of a step with drafts."""
+        picks, processed = self._picks(logits, input_batch)
+        bounds = input_batch.cu_num_logits_np.tolist()
+        self._shared.kept = kept = [
+            _kept(entry, picks[first:end], None if invalid_drafts is None
+                  else invalid_drafts[first:end].tolist())
+            for entry, first, end in zip(self._shared.staged, bounds, bounds[1:], strict=False)
+        ]  # fmt: skip
+        sampled, counts = self._tables(kept, logits.device)
+        counts, rejected = get_num_sampled_and_rejected(
+            counts,
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.sampler.req_states.prefill_len.gpu,
+        )
+        mode = self.sampler.logprobs_mode
+        source = processed if mode.startswith("processed") else logits
+        return SamplerOutput(
+            sampled_token_ids=sampled,
+            logprobs_tensors=self._get_logprobs_tensors(
+                sampled,
+                counts,
+                source[_paths_first(kept, bounds)],
+                input_batch.cu_num_logits,
+                input_batch.cu_num_logits_np,
+                self.sampler.sampling_states.max_num_logprobs(input_batch.idx_mapping_np),
+            ),
+            num_nans=None,
+            num_sampled=counts,
+            num_rejected=rejected,
+            sampling_mask_tensors=None,
+        )
+
+    def _picks(self, logits: Tensor, batch: Any) -> tuple[list[int], Tensor]:
+        """A token for every row, at that row's own place in the text."""
+        places = batch.positions[batch.logits_indices]
+        processed = self.sampler.apply_sampling_params(
+            logits,
+            batch.expanded_idx_mapping,
+            batch.idx_mapping,
+            batch.idx_mapping_np,
+            places,
+            batch.input_ids[batch.logits_indices],
+            batch.expanded_local_pos,
+            batch.seq_lens_cpu_upper_bound.numpy(),
+        )
+        states = self.sampler.sampling_states
+        picks = gumbel_sample(
+            processed,
+            batch.expanded_idx_mapping,
+            states.temperature.gpu,
+            states.seeds.gpu,
+            places,
+            apply_temperature=False,
+            is_drafting=False,
+            use_fp64=self.sampler.use_fp64_gumbel,
+        )
+        return picks.tolist(), processed
+
+    def _tables(self, kept: list[Accepted], device: Any) -> tuple[Tensor, Tensor]:
+        """int64 ``[R, nodes + 1]`` tokens, and int32 ``[R]`` how many of each row count."""
+        width = self.num_speculative_steps + 1
+        rows = [[*one.emitted, *[0] * (width - len(one.emitted))] for one in kept]
+        counts = [len(one.emitted) for one in kept]
+        return (
+            torch.tensor(rows, dtype=torch.int64, device=device),
+            torch.tensor(counts, dtype=torch.int32, device=device),
+        )
+
+
+def _kept(entry: Any, picks: list[int], invalid: list[bool] | None) -> Accepted:
+    """What a request keeps; drafts that a grammar forbids end its tree."""
+    tree = Tree.root_only(0) if entry is None else entry.tree
+    if invalid is not None and True in invalid:
+        tree = tree.trim(max(1, invalid.index(True)))
+    return walk(tree, picks[: tree.num_nodes])
+
+
+def _paths_first(kept: list[Accepted], bounds: list[int]) -> Tensor:
+    """The rows of each request in an order that begins with its accepted path."""
+    order: list[int] = []
+    for accepted, first, end in zip(kept, bounds, bounds[1:], strict=False):
+        path = [0, *accepted.nodes]
+        others = [row for row in range(end - first) if row not in set(path)]
+        order += [first + row for row in (*path, *others)]
+    return torch.tensor(order)

@@ -1,0 +1,86 @@
+"""Model Runner V2, its kernels in Triton's interpreter: the same text with trees as without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jetflow_serve.v2 import state as state_module
+from oracle import Oracle
+from requests_made import greedy, prompt
+from running import Request, answers, engine, runner_of, tree_engine
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+GREEDY: list[Request] = [(prompt(length), greedy(24)) for length in (5, 23, 32, 60)]
+# vLLM's own kernel for top-k and top-p does not run in the interpreter.
+SEEDED: list[Request] = [
+    (prompt(length), SamplingParams(temperature=heat, max_tokens=16, ignore_eos=True, seed=length,
+                                    min_p=min_p))
+    for length, heat, min_p in ((7, 1.0, 0.0), (17, 0.6, 0.0), (27, 1.0, 0.05))
+]  # fmt: skip
+MIXED: list[Request] = [
+    (prompt(9), greedy(16, repetition_penalty=1.3)),
+    (prompt(10), greedy(16, frequency_penalty=-2.0)),
+    (prompt(12), greedy(16, bad_words=["the", "a"])),
+    (prompt(15), greedy(20, stop_token_ids=list(range(100, 300)), min_tokens=11)),
+    (prompt(16), greedy(12, allowed_token_ids=list(range(50, 90)))),
+    (prompt(18), greedy(12, logit_bias={77: 3.0, 78: 2.0})),
+    (prompt(20), greedy(16, structured_outputs=StructuredOutputsParams(regex="(ab|cd)*e"),
+                        ignore_eos=False)),
+    (prompt(8), greedy(12, logprobs=3)),
+]  # fmt: skip
+SETS = {"greedy": GREEDY, "seeded": SEEDED, "mixed": MIXED}
+
+
+@pytest.fixture(scope="module")
+def wanted(target: Path) -> dict[str, list[Any]]:
+    with engine(target) as llm:
+        return {name: answers(llm, requests) for name, requests in SETS.items()}
+
+
+@pytest.fixture(scope="module")
+def trees(target: Path, head: Path, wanted: dict[str, list[Any]]) -> Iterator[LLM]:
+    known = [
+        (request[0], list(answer.token_ids))
+        for name, requests in SETS.items()
+        for request, answer in zip(requests, wanted[name], strict=True)
+    ]
+    with tree_engine(target, head, 12) as llm:
+        Oracle(known).take_over(runner_of(llm))
+        yield llm
+
+
+def _tokens(found: list[Any]) -> list[list[int]]:
+    return [list(answer.token_ids) for answer in found]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_same_tokens(trees: LLM, wanted: dict[str, list[Any]], name: str) -> None:
+    counters = runner_of(trees).counters
+    before = counters.moved
+    found = answers(trees, SETS[name])
+    assert _tokens(found) == _tokens(wanted[name])
+    assert counters.moved > before
+    assert counters.accepted > counters.rounds / 3
+    for ours, theirs in zip(found, wanted[name], strict=True):
+        assert (ours.logprobs is None) == (theirs.logprobs is None)
+        for one, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
+            assert one.keys() == other.keys()
+            for token in one:
+                assert one[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
+
+
+def test_who_gets_no_tree_is_counted(trees: LLM) -> None:
+    reasons = runner_of(trees).counters.to_dict()["reasons"]
+    assert set(reasons) == {"penalties", "bad_words", "structured_output"}
+
+
+def test_without_the_move(
+    trees: LLM, wanted: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "move_rows", lambda cache, sources, targets: None)
+    found = _tokens(answers(trees, GREEDY))
+    assert all(one != other for one, other in zip(found, _tokens(wanted["greedy"]), strict=True))
