@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from jetflow_core.embedded import embedded_target
 
 # One process a core: threads of their own would only fight over the cores. Before torch starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No test is timed: on a busy machine an example takes as long as it takes.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

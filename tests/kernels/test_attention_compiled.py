@@ -72,8 +72,8 @@ def _attention(
         "HEADS": 8 * group, "GROUP": group, "DIM": dim, "PAGE": page, "WORDS": 4, "REQUESTS": 1,
         "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns, "ALIKE": alike, "WIDEN": False,
         "WORK": plan.SPLIT_WORK, "SHORTEST": plan.MIN_CHUNK,
-        "NEGATIVE": False, "AHEAD": False, "OVERLAPPED": False,
-        "BY_PAGE": tiles.by_page and page % tiles.columns == 0, **dict.fromkeys(LAST_STRIDES, 1),
+        "NEGATIVE": False, "OVERLAPPED": False,
+        "BY_PAGE": tiles.looks_up(page), **dict.fromkeys(LAST_STRIDES, 1),
     }  # fmt: skip
     compiled = _compile(
         tree_attention_kernel,

@@ -126,3 +126,10 @@ def test_partial_results_fit_the_room_made_from_shapes(
 )
 def test_small_trees_get_small_tiles(rows: int, requests: int, tile: int) -> None:
     assert plan.tiles_for(rows, requests, 4, 128, torch.bfloat16).rows == tile
+
+
+def test_pages_are_looked_up_ahead_where_tiles_lie_within_them() -> None:
+    small, large = (plan.tiles_for(rows, 1, 4, 128, torch.bfloat16) for rows in (1, 256))
+    assert [small.looks_up(page) for page in (16, 64, 128, 256)] == [False, False, True, True]
+    assert [large.looks_up(page) for page in (16, 64, 128, 256)] == [False, True, True, True]
+    assert not plan.tiles_for(1, 1, 4, 128, torch.float32).looks_up(128)

@@ -81,11 +81,12 @@ def test_values(
 def test_what_only_starts_otherwise_changes_no_bits(
     make_batch: Callable[..., Any], moved: Callable[[Tensor], Tensor]
 ) -> None:
-    batch = make_batch((9,), (330,), page=64, heads=(2, 1), dim=64, dtype=torch.float16).arguments
-    tiles = replace(plan.tiles_for(9, 1, 2, 64, torch.float16), by_page=True)
+    batch = make_batch((9,), (330,), page=128, heads=(2, 1), dim=64, dtype=torch.float16).arguments
+    tiles = plan.tiles_for(9, 1, 2, 64, torch.float16)
+    assert tiles.looks_up(128)
     want = _attend(batch, moved, tiles=tiles)
-    for other in ({"ahead": True}, {"overlapped": True}):
-        got = _attend(batch, moved, tiles=tiles, **other)
+    for other in ({"tiles": replace(tiles, by_page=False)}, {"tiles": tiles, "overlapped": True}):
+        got = _attend(batch, moved, **other)
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 

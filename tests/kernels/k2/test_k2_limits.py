@@ -96,9 +96,9 @@ def test_auto_follows_the_plan(
 ) -> None:
     batch = make_batch((5,), (9,), **SHAPE)
     monkeypatch.setattr(backend, "unavailable", lambda device, variant: None)
-    assert tree_attention_backend(**batch.arguments) == "triton"
-    monkeypatch.setattr(plan, "CUDA_TILE_ROWS", (64, 128))
     assert tree_attention_backend(**batch.arguments) == "cuda"
+    wide = make_batch((5,), (9,), dim=256, dtype=torch.float16)
+    assert tree_attention_backend(**wide.arguments) == "triton"
     single = make_batch((5,), (9,), dim=64, dtype=torch.float32)
     assert tree_attention_backend(**single.arguments) == "triton"
     monkeypatch.setattr(backend, "unavailable", lambda device, variant: "no compiler")

@@ -67,7 +67,7 @@ def choose(
         _require("flash", flash.supports(arguments, cut=cut), flash.unavailable(arguments.q.device))
         return "flash"
     q, tiles = arguments.q, tiles_of(arguments, cut)
-    if backend == "auto" and not plan.prefers_cuda(tiles, q.shape[2], q.dtype):
+    if backend == "auto" and not plan.prefers_cuda(q.shape[2], q.dtype):
         return "triton"
     unsupported = supports(arguments, out=out)
     absent = None if unsupported else unavailable(q.device, configuration_for(arguments, tiles))

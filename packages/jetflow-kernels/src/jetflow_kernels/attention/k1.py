@@ -74,18 +74,14 @@ def _turned(q_tile):
 def _slots(
     table, table_entry, start, columns, live, dims,
     k_page, k_slot, k_dim, v_page, v_slot, v_dim, known,
-    PAGE: tl.constexpr, BY_PAGE: tl.constexpr, ALIKE: tl.constexpr, KNOWN: tl.constexpr,
+    PAGE: tl.constexpr, BY_PAGE: tl.constexpr, ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Where the keys and values of a tile are in their pools, [BLOCK_N, DIM] each.
 
-    BY_PAGE: the tile lies within one page, so one entry of the table is read; KNOWN: it was, and is
-    ``known``.
+    BY_PAGE: the tile lies within one page, which is ``known``.
     """
     if BY_PAGE:
-        if KNOWN:
-            page = known.to(tl.int64)
-        else:
-            page = tl.load(table + start // PAGE * table_entry).to(tl.int64)
+        page = known.to(tl.int64)
         slot = start % PAGE + columns
         k_at = page * k_page + (slot[:, None] * k_slot + dims[None, :] * k_dim)
     else:
@@ -114,7 +110,7 @@ def tree_attention_kernel(
     WORDS: tl.constexpr, REQUESTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr, SHORTEST: tl.constexpr,
     BY_PAGE: tl.constexpr, ALIKE: tl.constexpr, WIDEN: tl.constexpr, NEGATIVE: tl.constexpr,
-    AHEAD: tl.constexpr, OVERLAPPED: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """All work items, a share for each program; ``launch.py`` names the arguments."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
@@ -170,14 +166,14 @@ def tree_attention_kernel(
         is_last = piece == split - 1
         whole = tl.where(is_last, (prefix - begin) // BLOCK_N * BLOCK_N, chunk) + begin
         page = 0
-        if AHEAD:
+        if BY_PAGE:
             page = tl.load(table + begin // PAGE * table_entry, mask=begin < whole, other=0)
         for start in range(begin, whole, BLOCK_N):
             k_at, v_at = _slots(
                 table, table_entry, start, columns, columns < BLOCK_N, dims, k_page, k_slot, k_dim,
-                v_page, v_slot, v_dim, page, PAGE, BY_PAGE, ALIKE, AHEAD,
+                v_page, v_slot, v_dim, page, PAGE, BY_PAGE, ALIKE,
             )  # fmt: skip
-            if AHEAD:
+            if BY_PAGE:
                 # A page that the last tile looked up, so that copies wait for no other copy.
                 after = start + BLOCK_N
                 page = tl.load(table + after // PAGE * table_entry, mask=after < whole, other=0)
@@ -196,7 +192,7 @@ def tree_attention_kernel(
             live = at < tl.where(in_tree, prefix + tree, prefix)
             k_at, v_at = _slots(
                 table, table_entry, 0, at, live, dims, k_page, k_slot, k_dim,
-                v_page, v_slot, v_dim, 0, PAGE, False, ALIKE, False,
+                v_page, v_slot, v_dim, 0, PAGE, False, ALIKE,
             )  # fmt: skip
             # What lies past the end is not read: 0 * NaN would reach every row.
             k = tl.load(k_base + k_at, mask=live[:, None], other=0.0)

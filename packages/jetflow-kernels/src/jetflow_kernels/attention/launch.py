@@ -31,7 +31,6 @@ def launch(
     tiles: plan.Tiles | Apart | None = None,
     programs: int | None = None,
     pieces: plan.Pieces = plan.PIECES,
-    ahead: bool = False,
     overlapped: bool = False,
 ) -> None:
     """Computes ``out`` and ``lse`` on the current stream; can be captured in a CUDA graph.
@@ -45,8 +44,6 @@ def launch(
         programs: how many programs share the work; None: as many as the device holds. Changes
             no bits. Of no effect with ``Apart``, like what follows.
         pieces: their lengths.
-        ahead: whether tiles ``by_page`` look the page of the next tile up, so that ``stages`` tiles
-            can be in flight. Changes no bits.
         overlapped: whether a kernel is placed while the one before it ends, and waits for it by
             itself; of no effect in the interpreter. Changes no bits.
 
@@ -64,7 +61,6 @@ def launch(
     group = heads // pool.shape[2]
     tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
     programs = programs or _multiprocessors(q.device) * tiles.programs
-    by_page = tiles.by_page and pool.shape[1] % tiles.columns == 0
     partial, partial_lse = pieces_room(arguments, pieces)
     block = triton.next_power_of_2(max(requests, 1))
     lse_strides = (0, 0) if lse is None else lse.stride()
@@ -91,11 +87,10 @@ def launch(
         BLOCK_N=tiles.columns,
         WORK=pieces.work,
         SHORTEST=pieces.shortest,
-        BY_PAGE=by_page,
+        BY_PAGE=tiles.looks_up(pool.shape[1]),
         ALIKE=pool.stride() == arguments.v_pool.stride(),
         WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
         NEGATIVE=scale < 0,
-        AHEAD=ahead and by_page,
         OVERLAPPED=overlapped and not INTERPRETED,
         num_warps=tiles.warps,
         num_stages=tiles.stages,

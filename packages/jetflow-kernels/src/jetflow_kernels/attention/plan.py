@@ -46,8 +46,6 @@ device, so that bits do not depend on the card."""
 HEAD_DIMS = (64, 128, 256)
 PAGES = (16, 256)
 """Smallest and largest number of rows in a page."""
-CUDA_TILE_ROWS: tuple[int, ...] = ()
-"""Rows of the tiles for which the CUDA version was measured to be the faster one; none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +94,15 @@ class Tiles:
     programs: int
     """Programs started for each multiprocessor."""
     by_page: bool
-    """Whether a tile that lies within one page looks its page up once instead of for each key."""
+    """Whether pages are looked up once a tile, and one tile ahead, where tiles lie within pages;
+    else for each key, which waits for one read before the next is asked for."""
+
+    def looks_up(self, page: int) -> bool:
+        """Whether the page of a tile is looked up once, with pages of ``page`` rows."""
+        if not self.by_page or page % self.columns:
+            return False
+        # Where small tiles are whole pages, ptxas has no registers left for the page ahead.
+        return (self.rows, page) != (64, self.columns)
 
 
 def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype) -> Tiles:
@@ -110,8 +116,7 @@ def tiles_for(rows: int, requests: int, group: int, dim: int, dtype: torch.dtype
         dtype: of ``q``.
     """
     if dtype != torch.float32 and dim != 256 and rows * group <= 64 * requests:
-        # A page for each key leaves the registers for which the other way spills.
-        return Tiles(rows=64, columns=64, warps=4, stages=3, programs=2, by_page=False)
+        return Tiles(rows=64, columns=64, warps=4, stages=3, programs=2, by_page=True)
     return tiles_of_all(dim, dtype)
 
 
@@ -130,17 +135,14 @@ def tiles_of_all(dim: int, dtype: torch.dtype) -> Tiles:
     return Tiles(rows=128, columns=64, warps=8, stages=3, programs=1, by_page=True)
 
 
-def prefers_cuda(tiles: Tiles, dim: int, dtype: torch.dtype) -> bool:
-    """Whether the CUDA version is the faster one for a batch that would be cut into these tiles.
-
-    A rule of shapes, since prefixes are known to the device only.
+def prefers_cuda(dim: int, dtype: torch.dtype) -> bool:
+    """Whether the CUDA version is the faster one: for all that it takes, as measured on an H200.
 
     Args:
-        tiles: as chosen for the call.
         dim: head dim.
         dtype: of ``q``.
     """
-    return dtype != torch.float32 and dim != 256 and tiles.rows in CUDA_TILE_ROWS
+    return dtype != torch.float32 and dim != 256
 
 
 def most_splits(rows: int, heads: int, pieces: Pieces = PIECES) -> int:

@@ -84,7 +84,7 @@ def tail_kernel(
         live = at < tl.where(in_tree, prefix + tree, prefix)
         k_at, v_at = _slots(
             table, table_entry, 0, at, live, dims, k_page, k_slot, k_dim,
-            v_page, v_slot, v_dim, 0, PAGE, False, ALIKE, False,
+            v_page, v_slot, v_dim, 0, PAGE, False, ALIKE,
         )  # fmt: skip
         # What lies past the end is not read: 0 * NaN would reach every row.
         k = tl.load(k_base + k_at, mask=live[:, None], other=0.0)
