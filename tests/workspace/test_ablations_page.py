@@ -1,13 +1,20 @@
 """The page about the paper's ablations says what the study recorded."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 FOLDER = Path(__file__).parents[2] / "docs/benchmarks"
 FILE = "ablations-h200-2026-11-30.json"
 REPORT: dict[str, Any] = json.loads((FOLDER / FILE).read_text(encoding="utf-8"))
+SESSIONS: dict[str, Any] = json.loads(
+    (FOLDER / "ablations-sessions-h200-2026-11-30.json").read_text(encoding="utf-8")
+)
 PAGE = (FOLDER / "ablations.md").read_text(encoding="utf-8")
 SETS = ["gsm8k", "humaneval", "mbpp", "mtbench", "all sets"]
 TEMPERATURES = (0, 0.7)
@@ -20,6 +27,13 @@ CELLS = {
 }
 AGAINST = {each["name"]: each.get("against") for each in REPORT["plan"]["variants"]}
 MEASURED = [name for name in AGAINST if ("all sets", 0, name, 64) in CELLS]
+BUDGETS = REPORT["plan"]["eval"]["budgets"]
+# A head that is held against one that is not trained yet stands beside the one it began with.
+BESIDE = {
+    each["name"]: next(each[key] for key in ("against", "start") if each.get(key) in MEASURED)
+    for each in REPORT["plan"]["variants"]
+    if each["name"] in MEASURED and "against" in each
+}
 
 
 def _tables(heading: str) -> list[list[list[str]]]:
@@ -38,9 +52,46 @@ def _tau(cell: dict[str, Any]) -> str:
     return f"{cell['tau']:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _ratio(cell: dict[str, Any]) -> str:
-    low, high = cell["ratio"]["interval"]
-    return f"{cell['ratio']['ratio']:.3f} ({low:.3f} to {high:.3f})"
+def _ratio(key: tuple[str, float, str, int]) -> str:
+    """As the report has it; to a head that the report does not hold it against, from the counts."""
+    held = CELLS[key]["ratio"]
+    if held is not None:
+        return _told(held["ratio"], *held["interval"])
+    name, temperature, variant, budget = key
+    mine, other = (
+        _rounds(_run(v)["policies"], name, temperature, budget) for v in (variant, BESIDE[variant])
+    )
+    return _paired(mine, other)
+
+
+def _told(ratio: float, low: float, high: float) -> str:
+    return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _run(variant: str) -> dict[str, Any]:
+    (run,) = (run for run in REPORT["runs"] if run["variant"] == variant)
+    return run
+
+
+def _rounds(
+    policies: list[dict[str, Any]], name: str, temperature: float, budget: int
+) -> list[int]:
+    """Of every prompt of a set, or of all sets in order."""
+    return [
+        rounds
+        for row in policies
+        if row["set"] in (name, *(SETS[:-1] if name == "all sets" else ()))
+        and (row["temperature"], row["budget"]) == (temperature, budget)
+        for rounds in row["rounds"]
+    ]
+
+
+def _paired(mine: list[int], other: list[int]) -> str:
+    """The ratio of two taus over the same texts, with the report's kind of interval."""
+    assert len(mine) == len(other) > 0
+    drawn = np.random.default_rng(0).integers(len(mine), size=(2000, len(mine)))
+    draws = np.array(other)[drawn].sum(1) / np.array(mine)[drawn].sum(1)
+    return _told(sum(other) / sum(mine), *np.quantile(draws, (0.025, 0.975)).tolist())
 
 
 def test_tau_at_64_rows() -> None:
@@ -65,16 +116,14 @@ def test_ratios_at_64_rows() -> None:
     assert len(tables) == len(TEMPERATURES)
     for temperature, table in zip(TEMPERATURES, tables, strict=True):
         assert table == [
-            [variant, to, *(_ratio(CELLS[name, temperature, variant, 64]) for name in SETS)]
-            for variant in MEASURED
-            if (to := AGAINST[variant]) is not None
+            [variant, to, *(_ratio((name, temperature, variant, 64)) for name in SETS)]
+            for variant, to in BESIDE.items()
         ]
 
 
 def test_by_budget() -> None:
     tables = _tables("By budget, all sets")
     assert len(tables) == len(TEMPERATURES)
-    budgets = REPORT["plan"]["eval"]["budgets"]
     for temperature, table in zip(TEMPERATURES, tables, strict=True):
         assert [row[0] for row in table[:-1]] == [
             "base",
@@ -83,11 +132,11 @@ def test_by_budget() -> None:
             "marginal-all-children",
         ]
         for variant, *told in table[:-1]:
-            of = [CELLS["all sets", temperature, variant, budget] for budget in budgets]
+            of = [CELLS["all sets", temperature, variant, budget] for budget in BUDGETS]
             assert told == [_tau(cell) for cell in of]
-        of = [CELLS["all sets", temperature, "marginal", budget] for budget in budgets]
-        assert table[-1] == ["marginal to base", *(_ratio(cell) for cell in of)]
-        ratios = [cell["ratio"]["ratio"] for cell in of]
+        keys = [("all sets", temperature, "marginal", budget) for budget in BUDGETS]
+        assert table[-1] == ["marginal to base", *map(_ratio, keys)]
+        ratios = [CELLS[key]["ratio"]["ratio"] for key in keys]
         assert ratios == sorted(ratios, reverse=True)  # the larger the tree, the more it is worth
 
 
@@ -106,18 +155,106 @@ def test_a_quarter_of_the_rows() -> None:
 
 def test_beside_the_paper() -> None:
     (table,) = _tables("Beside the paper")
-    assert sorted(row[1] for row in table) == sorted(v for v in MEASURED if AGAINST[v])
-    for _, variant, greedy, sampled, *_ in table:
-        ratios = [CELLS["all sets", t, variant, 64]["ratio"]["ratio"] for t in TEMPERATURES]
-        assert [greedy, sampled] == [f"{ratio:.3f}" for ratio in ratios]
-    assert f"the chain has {_ratio(CELLS['gsm8k', 0, 'chain', 256])} of the tree's" in PAGE
+    assert sorted(row[1] for row in table) == sorted(BESIDE)
+    for _, variant, *told in table:
+        ratios = [_ratio(("all sets", t, variant, 64)).split()[0] for t in TEMPERATURES]
+        assert told[:2] == ratios
+    assert f"the chain has {_ratio(('gsm8k', 0, 'chain', 256))} of the tree's" in PAGE
+
+
+def test_the_loss_and_the_texts() -> None:
+    tables = _tables("The loss and the texts")
+    assert len(tables) == len(TEMPERATURES)
+    for temperature, table in zip(TEMPERATURES, tables, strict=True):
+        names = ("cross-entropy", "then-reverse-kl", "corpus-answers", "greedy-answers")
+        for variant, row in zip(names, table, strict=True):
+            of = [_ratio(("all sets", temperature, variant, budget)) for budget in BUDGETS]
+            assert row == [variant, BESIDE[variant], *of]
+
+
+def test_what_is_said_of_the_loss_and_the_texts() -> None:
+    prose = PAGE.split("### The loss and the texts")[1].split("\n### ")[0]
+    for key in (
+        ("gsm8k", 0, "cross-entropy", 64),
+        ("gsm8k", 0, "corpus-answers", 256),
+        ("gsm8k", 0, "greedy-answers", 64),
+    ):
+        assert _ratio(key) in prose
+    # Without as many steps more of forward KL, reverse KL stands beside the head it begins with.
+    assert BESIDE["then-reverse-kl"] == "base" and "twice-as-long-s0" in REPORT["missing"]
+    for temperature in TEMPERATURES:
+        over_all = [("all sets", temperature, "then-reverse-kl", budget) for budget in BUDGETS]
+        ratios = [float(_ratio(key).split()[0]) for key in over_all]
+        assert ratios == sorted(ratios, reverse=True)
+        for name in SETS:
+            for variant in ("then-reverse-kl", "corpus-answers"):
+                assert _ends(_ratio((name, temperature, variant, 64)))[1] < 1
+        changed = [v for v in BESIDE if BESIDE[v] == "base" and f"{v}-s0" in SESSIONS["runs"]]
+        assert "corpus-answers" == min(
+            changed, key=lambda v: CELLS["all sets", temperature, v, 64]["tau"]
+        )
+    for name in SETS:
+        assert _ends(_ratio((name, 0.7, "greedy-answers", 64)))[1] < 1
+    low, high = _ends(_ratio(("all sets", 0, "greedy-answers", 64)))
+    assert low < 1 < high
+    tokens = {run: of["data_tokens"] for run, of in SESSIONS["runs"].items()}
+    for run in ("corpus-answers-s0", "base-s0", "greedy-answers-s0"):
+        assert f"{tokens[run]:,}" in prose
+        assert f"{1200 / SESSIONS['runs'][run]['steps_an_epoch']:.1f} times" in prose
+
+
+def _ends(ratio: str) -> tuple[float, float]:
+    low, high = ratio.split("(")[1].rstrip(")").split(" to ")
+    return float(low), float(high)
+
+
+def test_the_same_training_twice() -> None:
+    first, again = SESSIONS["first_base"], _run("base")
+    assert first["weights_sha256"] != again["weights_sha256"]
+    assert (first["seed"], first["steps"]) == (again["seed"], again["steps"])
+    ratios = {
+        (name, temperature, budget): _paired(
+            *(_rounds(run["policies"], name, temperature, budget) for run in (again, first))
+        )
+        for name in SETS
+        for temperature in TEMPERATURES
+        for budget in BUDGETS
+    }
+    (table,) = _tables("The same training twice")
+    for temperature, row in zip(TEMPERATURES, table, strict=True):
+        assert row == [str(temperature), *(ratios[name, temperature, 64] for name in SETS)]
+    apart = {key: abs(float(told.split()[0]) - 1) for key, told in ratios.items()}
+    over_all = {key: value for key, value in apart.items() if key[0] == "all sets"}
+    assert f"{100 * max(over_all.values()):.1f} % at most" in PAGE
+    assert f"up to {100 * max(apart.values()):.1f} %" in PAGE
+    for key in over_all:
+        low, high = _ends(ratios[key])
+        assert low <= 1 <= high
+
+
+def test_both_sessions_had_the_same_data() -> None:
+    assert SESSIONS["data"]["first"] == SESSIONS["data"]["second"] == REPORT["data"]
+    for word in ("greedy", "sampled"):
+        assert f"`{REPORT['data'][word]['manifest_sha256'][:8]}...`" in PAGE
+    for run in SESSIONS["runs"].values():
+        known = {word: REPORT["data"][word]["manifest_sha256"] for word in run["data"]}
+        assert run["data"] == known
+    trained = {run["run"] for run in REPORT["runs"]}
+    assert SESSIONS["runs"].keys() == trained
+    started = SESSIONS["runs"]["then-reverse-kl-s0"]["start_head"]["sha256"]
+    assert started == _run("base")["weights_sha256"]
+    seconds = {
+        run["arguments"][run["arguments"].index("--max-seconds") + 1]
+        for run in SESSIONS["runs"].values()
+    }
+    assert seconds == set(re.findall(r"with (\d{3})\s", PAGE.split("<!-- table: command")[0]))
 
 
 def test_the_runs_are_the_recorded_ones() -> None:
     runs = {run["variant"]: run for run in REPORT["runs"] if run["run"] == f"{run['variant']}-s0"}
     rows = re.findall(r"^\| ([\w-]+) \| [^|]+ \| ([\d,]{9,}) \|$", PAGE, re.M)
     assert rows == [(v, f"{runs[v]['parameters']:,}") for v in MEASURED if v in runs]
-    assert len(rows) == 7 and "seven heads" in PAGE
+    assert len(rows) == 11 and "eleven heads" in PAGE
     assert {(run["steps"], run["loss_rows"]) for run in REPORT["runs"]} == {(1200, 46_080_000)}
     assert {run["seed"] for run in REPORT["runs"]} == {0}
     assert not {f"{variant}-s0" for variant in runs} & set(REPORT["missing"])
@@ -142,6 +279,22 @@ def test_the_figures_are_those_of_the_counts() -> None:
     for key, (tokens, rounds) in pooled.items():
         assert abs(CELLS[key]["tau"] - tokens / rounds) < 1e-9
         against = AGAINST[key[2]]
-        if against is not None:
+        if against not in MEASURED:
+            assert CELLS[key]["ratio"] is None
+        else:
             other = CELLS[key[0], key[1], against, key[3]]
             assert abs(CELLS[key]["ratio"]["ratio"] - CELLS[key]["tau"] / other["tau"]) < 1e-9
+
+
+@pytest.mark.slow
+def test_the_script_leaves_the_page_as_it_is() -> None:
+    place = FOLDER.parents[1] / ".ci" / "ablation_tables.py"
+    spec = importlib.util.spec_from_file_location("ablation_tables", place)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made = script.makers(script.Figures(REPORT), SESSIONS)
+    row = next(line for line in PAGE.splitlines() if line.startswith("| base | 5."))
+    assert script.page(PAGE.replace(row, "| base |"), made) == PAGE
+    with pytest.raises(ValueError, match=r"by hand: \['adamw', 'other'\]"):
+        script.page(PAGE.replace("| adamw | AdamW for all matrices |", "| other | |"), made)

@@ -1,0 +1,261 @@
+"""Writes the figures of the page about the paper's ablations from what the study recorded.
+
+``python .ci/ablation_tables.py STUDY/results.json`` puts a newer report of the study in place of
+the stored one first; without an argument the stored one is read. Prose is written by hand: where
+a table has words beside its figures, only the figures change, and a variant without a row is named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jetflow_train.ablation.figures import ALL_SETS, figures
+
+FOLDER = Path(__file__).parents[1] / "docs/benchmarks"
+PAGE = FOLDER / "ablations.md"
+REPORT = FOLDER / "ablations-h200-2026-11-30.json"
+SESSIONS = FOLDER / "ablations-sessions-h200-2026-11-30.json"
+END = "<!-- end of table -->"
+BUDGET = 64
+PAPERS_BUDGET = 256
+LEARNING = ("cross-entropy", "then-reverse-kl", "corpus-answers", "greedy-answers")
+"""Variants that differ in what is learnt, or from what."""
+
+Cell = Mapping[str, Any]
+Cells = dict[tuple[str, float, str, int], Cell]
+"""By set, temperature, variant and budget."""
+
+
+def cells(groups: Sequence[Mapping[str, Any]]) -> Cells:
+    """Every cell of a report's figures."""
+    return {
+        (group["set"], group["temperature"], row["variant"], cell["budget"]): cell
+        for group in groups
+        for row in group["variants"]
+        for cell in row["budgets"]
+    }
+
+
+class Figures:
+    """A report, with a ratio for every variant that has something measured to stand beside."""
+
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        self.report = report
+        self.cells = cells(report["figures"])
+        self.sets = list(dict.fromkeys(key[0] for key in self.cells))
+        plan = report["plan"]
+        self.temperatures: list[float] = plan["eval"]["temperatures"]
+        self.budgets: list[int] = plan["eval"]["budgets"]
+        names = {key[2] for key in self.cells}
+        self.measured = [each["name"] for each in plan["variants"] if each["name"] in names]
+        self.beside: dict[str, str] = {}
+        for each in plan["variants"]:
+            # What a head began with is there as soon as it is; what it is held against may not be.
+            others = [each.get(key) for key in ("against", "start") if each.get(key) in names]
+            if each["name"] in names and others:
+                self.beside[each["name"]] = others[0]
+                if others[0] != each["against"]:
+                    self._hold(each["name"], others[0])
+
+    def _hold(self, name: str, other: str) -> None:
+        pair = {"variants": [{"name": other}, {"name": name, "against": other}]}
+        found = cells(figures(pair, self.report["runs"]))
+        self.cells.update({key: cell for key, cell in found.items() if key[2] == name})
+
+    def over_sets(self, temperature: float, name: str) -> list[Cell]:
+        """The cells at 64 rows, set by set."""
+        return [self.cells[each, temperature, name, BUDGET] for each in self.sets]
+
+    def over_budgets(self, temperature: float, name: str) -> list[Cell]:
+        """The cells over all sets, budget by budget."""
+        return [self.cells[ALL_SETS, temperature, name, budget] for budget in self.budgets]
+
+
+def tau(cell: Cell) -> str:
+    """Of one cell, with its interval."""
+    low, high = cell["tau_interval"]
+    return f"{cell['tau']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def ratio(cell: Cell) -> str:
+    """Of one cell, with its interval."""
+    low, high = cell["ratio"]["interval"]
+    return f"{cell['ratio']['ratio']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """Markdown."""
+    lines = [_row(head), "|---" * len(head) + "|", *map(_row, rows)]
+    return "\n".join(lines)
+
+
+def _row(row: Sequence[object]) -> str:
+    return "|" + "|".join(f" {cell} " if str(cell) else " " for cell in row) + "|"
+
+
+def taus_table(of: Figures, temperature: float) -> str:
+    """The tau of every variant at 64 rows, and what the texts are like."""
+    texts = {t["set"]: t for t in of.report["answers"] if t["temperature"] == temperature}
+    rows = [[name, *map(tau, of.over_sets(temperature, name))] for name in of.measured]
+    lookup = [f"{texts[name]['prompt_lookup']['tau']:.2f}" for name in of.sets[:-1]]
+    loops = [f"{100 * texts[name]['loop_share']:.0f} %" for name in of.sets[:-1]]
+    return table(
+        ["variant", *of.sets], [*rows, ["prompt lookup", *lookup, ""], ["loops", *loops, ""]]
+    )
+
+
+def ratios_table(of: Figures, temperature: float) -> str:
+    """Ratios of every variant at 64 rows."""
+    rows = [
+        [name, other, *map(ratio, of.over_sets(temperature, name))]
+        for name, other in of.beside.items()
+    ]
+    return table(["variant", "to", *of.sets], rows)
+
+
+def budgets_table(of: Figures, temperature: float) -> str:
+    """The head with the path term and without it, by budget."""
+    names = ("base", "all-children", "marginal", "marginal-all-children")
+    rows = [[name, *map(tau, of.over_budgets(temperature, name))] for name in names]
+    last = ["marginal to base", *map(ratio, of.over_budgets(temperature, "marginal"))]
+    return table(["variant", *of.budgets], [*rows, last])
+
+
+def learning_table(of: Figures, temperature: float) -> str:
+    """Ratios of other losses and other texts, by budget."""
+    rows = [
+        [name, of.beside[name], *map(ratio, of.over_budgets(temperature, name))]
+        for name in LEARNING
+    ]
+    return table(["variant", "to", *of.budgets], rows)
+
+
+def quarter_table(of: Figures) -> str:
+    """Our trees at 64 rows over the reference's at 256."""
+    rows = []
+    for temperature in of.temperatures:
+        row: list[object] = [temperature]
+        for name in of.sets:
+            ours = of.cells[name, temperature, "base", BUDGET]["tau"]
+            theirs = of.cells[name, temperature, "marginal-all-children", PAPERS_BUDGET]["tau"]
+            row.append(f"{ours:.2f} / {theirs:.2f} = {ours / theirs:.3f}")
+        rows.append(row)
+    return table(["temperature", *of.sets], rows)
+
+
+def twice_table(of: Figures, sessions: Mapping[str, Any]) -> str:
+    """The head of base trained a second time, to the first one."""
+    runs = [run for run in of.report["runs"] if run["run"] == sessions["first_base"]["run"]]
+    again = [{**run, "variant": "again"} for run in runs if run["variant"] == "base"]
+    pair = {"variants": [{"name": "first"}, {"name": "again", "against": "first"}]}
+    found = cells(figures(pair, [{**sessions["first_base"], "variant": "first"}, *again]))
+    rows = [
+        [temperature, *(ratio(found[name, temperature, "again", BUDGET]) for name in of.sets)]
+        for temperature in of.temperatures
+    ]
+    return table(["temperature", *of.sets], rows)
+
+
+def command(of: Figures) -> str:
+    """The call that wrote the report."""
+    words = " ".join(of.report["provenance"]["arguments"][1:])
+    lines = words.replace(" --data", " \\\n    --data", 1)
+    return f"```\njetflow {lines}\n```"
+
+
+def refreshed(old: str, rows: Mapping[str, Sequence[str]], variant: int, first: int) -> str:
+    """A table whose words stay.
+
+    Args:
+        old: the table.
+        rows: the new cells of each variant.
+        variant: column of its name.
+        first: column of the first new cell.
+
+    Raises:
+        ValueError: the table's variants are others.
+    """
+    lines = old.strip().splitlines()
+    found = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+    names = [row[variant] for row in found[2:]]
+    if set(names) != set(rows):
+        raise ValueError(
+            f"write or delete by hand: {sorted(set(names) ^ set(rows))} in\n{lines[0]}"
+        )
+    for row in found[2:]:
+        new = rows[row[variant]]
+        row[first : first + len(new)] = new
+    return table(found[0], found[2:])
+
+
+def makers(of: Figures, sessions: Mapping[str, Any]) -> dict[str, Callable[[str], str]]:
+    """What every table becomes, from what it was."""
+    weights = {run["variant"]: [f"{run['parameters']:,}"] for run in of.report["runs"]}
+    trained = {each["name"]: "of" not in each for each in of.report["plan"]["variants"]}
+    heads = {name: weights[name] for name in of.measured if trained[name]}
+    beside = {
+        name: [
+            f"{of.cells[ALL_SETS, temperature, name, BUDGET]['ratio']['ratio']:.3f}"
+            for temperature in of.temperatures
+        ]
+        for name in of.beside
+    }
+    found: dict[str, Callable[[str], str]] = {
+        "command": lambda _: command(of),
+        "heads": lambda old: refreshed(old, heads, 0, 2),
+        "beside the paper": lambda old: refreshed(old, beside, 1, 2),
+        "a quarter of the rows": lambda _: quarter_table(of),
+        "trained twice": lambda _: twice_table(of, sessions),
+    }
+    by_temperature = {
+        "by budget": budgets_table,
+        "learning": learning_table,
+        "tau": taus_table,
+        "ratios": ratios_table,
+    }
+    for name, make in by_temperature.items():
+        for t in of.temperatures:
+            found[f"{name}, temperature {t}"] = partial(_made_for, make, of, t)
+    return found
+
+
+def _made_for(make: Callable[[Figures, float], str], of: Figures, t: float, _: str) -> str:
+    return make(of, t)
+
+
+def page(text: str, made: Mapping[str, Callable[[str], str]]) -> str:
+    """The page with every table made again.
+
+    Raises:
+        ValueError: a table's marks are missing.
+    """
+    for name, make in made.items():
+        marks = rf"(<!-- table: {re.escape(name)} -->\n)(.*?)({re.escape(END)})"
+        match = re.search(marks, text, re.S)
+        if match is None:
+            raise ValueError(f"{PAGE.name} lacks the marks of the table {name!r}")
+        new = f"{match[1]}\n{make(match[2])}\n\n{match[3]}"
+        text = text[: match.start()] + new + text[match.end() :]
+    return text
+
+
+def main() -> None:
+    """Writes the page."""
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else REPORT
+    of = Figures(json.loads(source.read_text(encoding="utf-8")))
+    sessions = json.loads(SESSIONS.read_text(encoding="utf-8"))
+    fresh = page(PAGE.read_text(encoding="utf-8"), makers(of, sessions))
+    if source != REPORT:
+        shutil.copyfile(source, REPORT)
+    PAGE.write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
