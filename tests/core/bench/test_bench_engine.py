@@ -124,6 +124,7 @@ def test_the_command_measures_a_shape(
         report["used"]["head"]["path_rank"] == 4
         and report["rows"][0]["floor"]["flops_per_second"] == 1e9
     )
+    assert report["used"]["attention"] == {"1": "torch", "64": "torch", "256": "torch"}
     shown = capsys.readouterr().out
     assert "IMPOSED from some" in shown and "ACCEPTANCE IS IMPOSED" in shown
     assert {file.name for file in tmp_path.iterdir()} == {"acceptance.json", "engine.json"}

@@ -163,6 +163,18 @@ class RoundOps(Protocol):
             scale: factor of the scores; None: ``1 / sqrt(dim)``.
         """
 
+    def attention_version(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        page_table: Tensor,
+        cu_nodes: Tensor,
+        prefix_len: Tensor,
+        ancestors: Tensor,
+    ) -> str:
+        """What ``tree_attention`` runs for tensors like these, for reports; no value is read."""
+
     def norm_rope_kv_write(
         self,
         qkv: Tensor,

@@ -152,6 +152,19 @@ class RoundProgram:
         )  # fmt: skip
         self._commit(of, kept, features)
 
+    def attention_version(self, rows: int) -> str:
+        """What computes the attention of a pass over one request's tree of ``rows`` rows."""
+        state, shape, device = self._state, self._stack.shape, self._stack.device
+        query = torch.empty(
+            rows, shape.num_heads, shape.head_dim, dtype=self._stack.dtype, device=device
+        )
+        words = torch.empty(rows, -(-rows // 64), dtype=torch.int64, device=device)
+        starts = torch.empty(2, dtype=torch.int32, device=device)
+        return self._ops.attention_version(
+            query, self._pools.keys[0], self._pools.values[0], state.page_table[:1], starts,
+            state.prefix_len[:1], words,
+        )  # fmt: skip
+
     def _requests(self, size: RoundSize) -> _Requests:
         state, first = self._state, slice(0, size.requests)
         live = state.live[first]

@@ -117,6 +117,10 @@ class RoundRunner:
         )  # fmt: skip
         self._auto.prepare(engine, self.programs, max(requests, 1))
 
+    def attention_version(self, rows: int) -> str:
+        """What computes the attention of a pass over one tree of ``rows`` rows, for reports."""
+        return self._round.attention_version(rows)
+
     def generate(self, requests: Sequence[RoundRequest]) -> list[Finished]:
         """All requests, finished, in their order; see ``run``."""
         jobs = self._jobs(requests)

@@ -146,6 +146,10 @@ class TorchRoundOps:
             q, k_pool, v_pool, page_table, cu_nodes, prefix_len, ancestors, scale=scale
         )
 
+    def attention_version(self, *arguments: Tensor) -> str:
+        """See ``RoundOps``: always this one."""
+        return "torch"
+
     def norm_rope_kv_write(
         self,
         qkv: Tensor,

@@ -99,7 +99,11 @@ def _timed(
     """All repeats of all budgets, in turns; and what ``auto`` chose, if it took part."""
     sides = _sides(settings, subject)
     some = sides[settings.budgets[0]].runner
-    used |= {"steps": some.backend.name, "programs": some.programs.mode}
+    used |= {
+        "steps": some.backend.name,
+        "programs": some.programs.mode,
+        "attention": {str(rows): some.attention_version(rows) for rows in (1, 64, 256)},
+    }
     for budget, side in sides.items():
         for unit in plan:
             run_unit(side, subject, _short(unit), budget, settings.seed)

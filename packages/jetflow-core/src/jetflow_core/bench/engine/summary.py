@@ -25,6 +25,7 @@ DEFINITIONS: Mapping[str, str] = {
     "seconds: theirs, by the measured costs; trust: drafted tokens kept over those promised; "
     "newest: what was known of every choice at the newest round; costs: seconds measured before "
     "the runs, by requests, rows of all trees, and context",
+    "attention": "under used: what computes tree attention for one tree of so many rows",
     "products": "under used: what runs the products of so many rows with a matrix of out x in, of "
     "those that were measured before the runs, in a graph over matrices that no cache holds; us: "
     "microseconds of each that was right, chosen_us of the one that runs; share_of_memory_rate: "
