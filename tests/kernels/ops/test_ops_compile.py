@@ -26,7 +26,12 @@ ALIGNED = r".*stride|width"
 
 
 def compiled(
-    kernel: Any, signature: str, constants: dict[str, Any], warps: int, aligned: str
+    kernel: Any,
+    signature: str,
+    constants: dict[str, Any],
+    warps: int,
+    aligned: str,
+    overlapped: bool = False,
 ) -> Any:
     """A kernel compiled for Hopper; pointers, and what is named, are multiples of 16."""
     types = dict(item.split(":") for item in signature.split())
@@ -34,14 +39,15 @@ def compiled(
     source = ASTSource(
         kernel,
         {name: types.get(name, "constexpr") for name in names},
-        constexprs=constants,
+        constexprs=constants | {"OVERLAPPED": overlapped},
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, name in enumerate(names)
             if types.get(name, "").startswith("*") or re.fullmatch(aligned, name)
         },
     )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    options = {"num_warps": warps, "launch_pdl": overlapped}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def check(binary: Any, folder: Path, registers: int) -> str:
@@ -130,3 +136,18 @@ def test_gates(tmp_path: Path, kind: str, width: int) -> None:
 def test_rows_of_any_stride(tmp_path: Path) -> None:
     check(norm("bf16", 4099, add=True, aligned="none")[0], tmp_path, 128)
     check(silu("bf16", 1001, aligned="none")[0], tmp_path, 96)
+
+
+def test_kernels_that_wait_for_the_one_ahead_by_themselves(tmp_path: Path) -> None:
+    for kernel, signature, constants in (
+        (rms_norm_kernel, NORM, {"BLOCK": 4096}),
+        (silu_mul_kernel, GATE, {"PART": gate.PART}),
+    ):
+        binary = compiled(
+            kernel, signature.replace("*T", "*bf16"), constants, 4, ALIGNED, overlapped=True
+        )
+        ptx = check(binary, tmp_path, 128)
+        # Everyone who may come next is let in first, and nothing of the rows is read before.
+        let_in = ptx.index("griddepcontrol.launch_dependents")
+        waits = ptx.index("griddepcontrol.wait")
+        assert let_in < waits < ptx.index("st.global")

@@ -14,6 +14,7 @@ def prepare_head(
     ops: LayerOps,
     layers: Sequence[HeadLayerWeights],
     lm_head: Tensor,
+    fuse: Tensor,
     *,
     block: int,
     depth: int,
@@ -25,6 +26,7 @@ def prepare_head(
         ops: the steps of a layer.
         layers: the head's.
         lm_head: ``[vocab, hidden]``.
+        fuse: ``[hidden, taps * hidden]``, what committed features go through.
         block: rows of a request's block.
         depth: rows of a request that candidates are made of.
         slots: requests held at once.
@@ -33,4 +35,5 @@ def prepare_head(
     plain = [matrix for each in layers for matrix in (each.qkv, each.output, each.down)]
     ops.prepare([each * block for each in requests], plain, [each.gate_up for each in layers])
     ops.prepare([each * depth for each in requests], [lm_head])
-    ops.prepare([each * (depth + 1) for each in requests], [each.context for each in layers])
+    committed = [fuse, *(each.context for each in layers)]
+    ops.prepare([each * (depth + 1) for each in requests], committed)

@@ -148,7 +148,8 @@ class HeadRound:
         self._last = like.new_zeros(slots, config.hidden_size)
         self._score_temperatures = torch.ones(slots, dtype=torch.float64, device=like.device)
         sizes = {"block": self.scratch_rows, "depth": self.depth, "slots": slots}
-        prepare_head(self._layer_ops, self._layers, self._lm_head, **sizes)
+        fuse = self._head.fc.weight
+        prepare_head(self._layer_ops, self._layers, self._lm_head, fuse, **sizes)
 
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
         """See ``RoundDrafter``."""

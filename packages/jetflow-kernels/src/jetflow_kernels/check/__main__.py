@@ -23,6 +23,7 @@ from jetflow_kernels.check import (
     attention_graphs,
     attention_prefill,
     attention_values,
+    products,
     steps,
 )
 from jetflow_kernels.check.tasks import Outcome, Task, run_all, summary
@@ -37,7 +38,7 @@ def all_tasks(backends: Sequence[Backend], *, small: bool) -> list[Task]:
         for part in (attention_bits, attention_values, attention_graphs, attention_prefill)
         for backend in backends
     ]
-    lists.append(list(steps.tasks(small=small)))
+    lists += [list(part.tasks(small=small)) for part in (steps, products)]
     return [task for turn in zip_longest(*lists) for task in turn if task is not None]
 
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jetflow_kernels.round.checks import LOGITS, device_of, expect, power_of_two
+from jetflow_kernels.round.checks import LOGITS, device_of, expect, placed, power_of_two
 
 PART = 2048
 """Columns of one program: 6 programs a row of 12,288."""
 
 
-def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
+def silu_mul(gate_up: Tensor, *, out: Tensor | None = None, overlapped: bool = False) -> Tensor:
     """SiLU of the first half of each row times the second half, in one launch.
 
     Rounded as torch rounds two operations: the SiLU, computed in float32, and the product.
@@ -21,6 +21,7 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
         gate_up: [N, 2 I] float32, bfloat16 or float16, I at least 1; any row stride.
         out: [N, I] in the type of ``gate_up``, any row stride, to be written instead of a new
             tensor. May be the first or the second half of ``gate_up``, exactly.
+        overlapped: as in ``rms_norm``.
 
     Returns:
         [N, I].
@@ -38,16 +39,20 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
             silu_mul_kernel[(rows, -(-width // part))](
                 gate_up, result, gate_up.stride(0), result.stride(0), width,
                 PART=part, num_warps=warps_of(part, gate_up.element_size()),
+                **placed(overlapped and gate_up.is_cuda),
             )  # fmt: skip
     return result
 
 
-def silu_mul_reference(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
+def silu_mul_reference(
+    gate_up: Tensor, *, out: Tensor | None = None, overlapped: bool = False
+) -> Tensor:
     """What ``silu_mul`` returns, on any device, one operation at a time.
 
     Args:
         gate_up: see there.
         out: see there.
+        overlapped: of no effect.
 
     Returns:
         The gated rows.

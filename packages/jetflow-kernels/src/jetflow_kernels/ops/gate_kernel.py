@@ -14,8 +14,13 @@ def silu_mul_kernel(
     out_stride: tl.tensor,
     width: tl.tensor,
     PART: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ) -> None:
     """One part of one row, read before it is written."""
+    if OVERLAPPED:
+        # The next kernel may be placed; it waits before it reads results. So does this one.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * PART + tl.arange(0, PART)
     inside = column < width

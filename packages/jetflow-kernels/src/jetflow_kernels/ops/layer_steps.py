@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,15 +26,57 @@ class LayerSteps:
     Args:
         choices: what runs which product; None: nothing is known, and torch runs all of them until
             ``prepare`` has found out more.
+        overlapped: whether kernels are placed while the one ahead ends and wait for it by
+            themselves, where the device can do that; weights may then not be written just before.
+            Changes no bits.
     """
 
-    rms_norm = staticmethod(rms_norm)
-    add_rms_norm = staticmethod(add_rms_norm)
     norm_rope_kv_write = staticmethod(norm_rope_kv_write)
-    silu_mul = staticmethod(silu_mul)
 
-    def __init__(self, choices: Products | None = None) -> None:
+    def __init__(self, choices: Products | None = None, *, overlapped: bool = True) -> None:
         self._choices = Products() if choices is None else choices
+        self._overlapped = overlapped
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """``jetflow_kernels.ops.rms_norm``.
+
+        Args:
+            x: [T, H].
+            weight: [H].
+            eps: what is added to the mean square.
+
+        Returns:
+            [T, H].
+        """
+        return rms_norm(x, weight, eps, overlapped=self._overlaps(x))
+
+    def add_rms_norm(
+        self, x: Tensor, change: Tensor, weight: Tensor, eps: float, total: Tensor
+    ) -> Tensor:
+        """``jetflow_kernels.ops.add_rms_norm``.
+
+        Args:
+            x: [T, H].
+            change: [T, H].
+            weight: [H].
+            eps: what is added to the mean square.
+            total: [T, H], the sum is written here.
+
+        Returns:
+            [T, H].
+        """
+        return add_rms_norm(x, change, weight, eps, total, overlapped=self._overlaps(x))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """``jetflow_kernels.ops.silu_mul``.
+
+        Args:
+            gate_up: [N, 2 I].
+
+        Returns:
+            [N, I].
+        """
+        return silu_mul(gate_up, overlapped=self._overlaps(gate_up))
 
     def prepare(
         self, rows: Sequence[int], weights: Sequence[Tensor], gated: Sequence[Tensor] = ()
@@ -71,7 +114,7 @@ class LayerSteps:
         if choice is None:
             return F.linear(x, weight, bias)
         config, arrived = choice
-        return linear(x, weight, bias, config=config, arrived=arrived, overlapped=True)
+        return linear(x, weight, bias, config=config, arrived=arrived, overlapped=self._overlapped)
 
     def gate_up_silu(self, x: Tensor, weight: Tensor) -> Tensor:
         """``silu_mul`` of ``linear``, in one launch where that was measured to be faster.
@@ -85,6 +128,11 @@ class LayerSteps:
         """
         choice = self._choices.choice(x, weight, gated=True)
         if choice is None:
-            return silu_mul(self.linear(x, weight))
+            return self.silu_mul(self.linear(x, weight))
         config, arrived = choice
-        return gate_up_silu(x, weight, config=config, arrived=arrived, overlapped=True)
+        return gate_up_silu(x, weight, config=config, arrived=arrived, overlapped=self._overlapped)
+
+    def _overlaps(self, x: Tensor) -> bool:
+        if not (self._overlapped and x.is_cuda):
+            return False
+        return torch.cuda.get_device_capability(x.device) >= (9, 0)

@@ -181,7 +181,7 @@ class Products:
         missing = [product for product in wanted if (*place, product) not in self._choices]
         if not missing:
             return
-        if torch.cuda.is_current_stream_capturing():
+        if first.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("products are measured before anything is captured, not meanwhile")
         given = [(product.rows, list(product.configs(dtype).values())) for product in missing]
         found = measure(given, weights, gated=gated, arrived=self._arrived[device])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jetflow_kernels.ops.linear_plan import Few, Shares, programs_in, tiles_in
-from jetflow_kernels.round.checks import device_of, power_of_two
+from jetflow_kernels.round.checks import device_of, placed, power_of_two
 
 _ALIGNMENT = 16
 """Bytes that addresses and strides of boxes are multiples of."""
@@ -50,8 +50,7 @@ def launch_few(
             x=x, weight=weight, bias=bias, y=out, x_stride=x.stride(0), y_stride=out.stride(0),
             rows=rows, outs=outs, ins=x.shape[1], ROWS=power_of_two(rows),
             BLOCK_M=config.columns, BLOCK_K=config.depth, GATED=gated,
-            OVERLAPPED=overlapped and not interpreted, num_warps=config.warps,
-            **_placed(overlapped and not interpreted),
+            num_warps=config.warps, **placed(overlapped and not interpreted),
         )  # fmt: skip
 
 
@@ -97,10 +96,10 @@ def launch_shares(
             x_stride=x.stride(0), y_stride=out.stride(0), rows=rows, outs=outs, ins=ins,
             BLOCK_M=config.columns, BLOCK_N=config.rows, BLOCK_K=config.depth,
             STAGES=config.stages, AHEAD=config.ahead if asks else 0, WIDTH=x.element_size(),
-            GATED=gated, BOXED=boxes is not None, OVERLAPPED=overlapped and not interpreted,
+            GATED=gated, BOXED=boxes is not None,
             WIDEN=interpreted and x.dtype == torch.bfloat16,
             num_warps=config.warps, num_stages=config.stages,
-            **_placed(overlapped and not interpreted),
+            **placed(overlapped and not interpreted),
         )  # fmt: skip
 
 
@@ -146,11 +145,6 @@ def _boxes(x: Tensor, weight: Tensor, config: Shares) -> tuple[Any, Any] | None:
 
 def _started(kernel: Any, grid: tuple[int], compile_only: bool) -> Callable[..., Any]:
     return partial(kernel.warmup, grid=grid) if compile_only else kernel[grid]
-
-
-def _placed(overlapped: bool) -> dict[str, bool]:
-    # Triton knows the option for NVIDIA's cards only.
-    return {"launch_pdl": True} if overlapped else {}
 
 
 def _interpreted(kernel: Any) -> bool:

@@ -20,6 +20,7 @@ def rms_norm_kernel(
     width: tl.tensor,
     eps: tl.tensor,
     BLOCK: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ) -> None:
     """One row; ``total`` is there if ``change`` is, and the norm is then that of the rounded sum.
 
@@ -30,6 +31,10 @@ def rms_norm_kernel(
     inside = column < width
     kind = out.dtype.element_ty
     scale_of = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAPPED:
+        # The next kernel may be placed; it waits before it reads results. So does this one.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if change is not None:
         added = tl.load(change + row * change_stride + column, mask=inside, other=0.0)

@@ -11,6 +11,7 @@ from jetflow_kernels.round.checks import (
     expect,
     expect_contiguous,
     expect_range,
+    placed,
     power_of_two,
 )
 
@@ -18,7 +19,9 @@ MOST_WIDTH = 16384
 """Columns of a row, which one program holds."""
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None, overlapped: bool = False
+) -> Tensor:
     """Rows over their root mean square, in one launch.
 
     It rounds where transformers does: the row over its root mean square in float32, rounded to the
@@ -30,6 +33,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
         eps: what is added to the mean square, at least 0.
         out: [T, H] in the type of ``x``, any row stride, to be written instead of a new tensor.
             May be ``x``, exactly.
+        overlapped: whether the kernel is placed while the one ahead on the stream ends, and waits
+            for it by itself before it reads rows; nothing may just have written the weight. For
+            capability 9.0 and later; of no effect in the interpreter. Changes no bits.
 
     Returns:
         [T, H].
@@ -38,12 +44,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
         ValueError: a shape, type, device or size is not as said, or it is not a CUDA device.
     """
     result = _check(x, weight, eps, out)
-    _launch(x, None, weight, eps, None, result)
+    _launch(x, None, weight, eps, None, result, overlapped)
     return result
 
 
 def rms_norm_reference(
-    x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
+    x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None, overlapped: bool = False
 ) -> Tensor:
     """What ``rms_norm`` returns, on any device, one operation at a time.
 
@@ -52,6 +58,7 @@ def rms_norm_reference(
         weight: see there.
         eps: see there.
         out: see there.
+        overlapped: of no effect.
 
     Returns:
         The normed rows.
@@ -73,6 +80,7 @@ def add_rms_norm(
     total: Tensor,
     *,
     out: Tensor | None = None,
+    overlapped: bool = False,
 ) -> Tensor:
     """``rms_norm`` of the sum of two tensors, which is kept as well, in one launch.
 
@@ -84,6 +92,7 @@ def add_rms_norm(
         total: [T, H] in the type of ``x``, any row stride: the sum is written here, rounded, and
             the norm is that of the rounded sum. May be ``x`` or ``change``, exactly.
         out: as in ``rms_norm``; may be ``change``, exactly, if ``total`` is not.
+        overlapped: as in ``rms_norm``.
 
     Returns:
         [T, H], the normed rows.
@@ -92,7 +101,7 @@ def add_rms_norm(
         ValueError: as in ``rms_norm``.
     """
     result = _check(x, weight, eps, out, change=change, total=total)
-    _launch(x, change, weight, eps, total, result)
+    _launch(x, change, weight, eps, total, result, overlapped)
     return result
 
 
@@ -104,6 +113,7 @@ def add_rms_norm_reference(
     total: Tensor,
     *,
     out: Tensor | None = None,
+    overlapped: bool = False,
 ) -> Tensor:
     """What ``add_rms_norm`` does, on any device, one operation at a time.
 
@@ -114,6 +124,7 @@ def add_rms_norm_reference(
         eps: see there.
         total: see there.
         out: see there.
+        overlapped: of no effect.
 
     Returns:
         The normed rows.
@@ -132,7 +143,13 @@ def warps_of(block: int, itemsize: int) -> int:
 
 
 def _launch(
-    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, total: Tensor | None, out: Tensor
+    x: Tensor,
+    change: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    total: Tensor | None,
+    out: Tensor,
+    overlapped: bool,
 ) -> None:
     from jetflow_kernels.ops.norm_kernel import rms_norm_kernel
 
@@ -145,6 +162,7 @@ def _launch(
         rms_norm_kernel[(rows,)](
             x, change, weight, total, out, *strides, width, eps,
             BLOCK=block, num_warps=warps_of(block, x.element_size()),
+            **placed(overlapped and x.is_cuda),
         )  # fmt: skip
 
 

@@ -72,6 +72,16 @@ def device_of(kernel: Any, tensor: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def placed(overlapped: bool) -> dict[str, bool]:
+    """What tells a kernel with a constant ``OVERLAPPED`` that it waits for the one ahead by itself.
+
+    Args:
+        overlapped: whether it does; never in the interpreter.
+    """
+    # Triton knows the option of the launch for NVIDIA's cards only.
+    return {"OVERLAPPED": True, "launch_pdl": True} if overlapped else {"OVERLAPPED": False}
+
+
 def power_of_two(size: int, *, least: int = 1) -> int:
     """The smallest power of two that is at least ``size`` and ``least``."""
     return max(least, 1 << max(0, size - 1).bit_length())
