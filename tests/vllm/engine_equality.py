@@ -38,24 +38,29 @@ def test_trees_of_every_size(
 
 
 def test_everything_else_a_request_may_ask_for(
-    target: Path, head: Path, known: Known, plain_tokens: Tokens
+    target: Path,
+    head: Path,
+    known: Known,
+    plain: dict[str, list[Any]],
+    plain_tokens: Tokens,
 ) -> None:
     with tree_engine(target, head, 24) as llm:
-        counted = _checked(llm, known, plain_tokens, ["mixed", "grammar", "logprobs"])
-    assert set(counted["reasons"]) == {"penalties", "bad_words", "structured_output"}
-    assert counted["moved"] > 50
+        counted = _checked(llm, known, plain_tokens, ["mixed", "grammar"])
+        assert counted["moved"] > 50
+        for name in ("logprobs", "named"):
+            before = runner_of(llm).counters.accepted
+            _same_logprobs(answers(llm, SETS[name]), plain[name])
+            assert (runner_of(llm).counters.accepted > before) == (name == "logprobs")
+        counted = runner_of(llm).counters.to_dict()
+    assert set(counted["reasons"]) == {
+        "penalties", "bad_words", "structured_output", "logprob_token_ids",
+    }  # fmt: skip
 
 
-def test_logprobs_are_those_of_the_accepted_path(
-    target: Path, head: Path, known: Known, plain: dict[str, list[Any]]
-) -> None:
-    with tree_engine(target, head, 24) as llm:
-        runner = runner_of(llm)
-        Oracle(known).take_over(runner)
-        found = answers(llm, SETS["logprobs"])
-        assert runner.counters.moved > 10
-    for ours, theirs in zip(found, plain["logprobs"], strict=True):
-        assert len(ours.logprobs) == len(ours.token_ids) == len(theirs.token_ids)
+def _same_logprobs(found: list[Any], wanted: list[Any]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert len(ours.logprobs) == len(theirs.logprobs) == len(theirs.token_ids)
         for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
             assert one.keys() == other.keys()
             for token in one:

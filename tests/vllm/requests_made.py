@@ -53,6 +53,7 @@ GRAMMAR: list[Request] = [
     (prompt(24), greedy()),
 ]  # fmt: skip
 LOGPROBS: list[Request] = [(prompt(length), greedy(24, logprobs=3)) for length in (8, 26, 41)]
+NAMED: list[Request] = [(prompt(18), greedy(12, logprob_token_ids=[5, 9, 33]))]
 
 SETS: dict[str, list[Request]] = {
     "greedy": GREEDY,
@@ -62,4 +63,5 @@ SETS: dict[str, list[Request]] = {
     "mixed": MIXED,
     "grammar": GRAMMAR,
     "logprobs": LOGPROBS,
+    "named": NAMED,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jetflow_tree import Accepted
@@ -30,6 +30,7 @@ def sampler_output(
     logits: Tensor,
     processed: Sequence[Tensor],
     num_logprobs: int | None,
+    named: Mapping[int, list[int]],
 ) -> SamplerOutput:
     """The output of a step as vLLM takes it.
 
@@ -40,13 +41,23 @@ def sampler_output(
         logits: ``[rows, V]`` as the target gave them.
         processed: for each request the processed logits of its path.
         num_logprobs: how many a token; None: none are wanted.
+        named: for requests that want log-probabilities of tokens by name, these tokens; vLLM
+            gives the whole batch such tables then.
     """
     tokens = token_table(kept)
-    if num_logprobs is None:
+    if num_logprobs is None and not named:
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
     rows = _path_rows(sampler, kept, firsts, logits, processed, tokens.shape[1])
     ids = tokens.clamp(min=0).flatten().long()
-    table: LogprobsTensors = sampler.gather_logprobs(rows, num_logprobs, ids)
+    table: LogprobsTensors
+    if named:
+        longest = tokens.shape[1]
+        wanted = {index * longest + place: tokens_
+                  for index, tokens_ in named.items()
+                  for place in range(longest)}  # fmt: skip
+        table = sampler.gather_specific_token_logprobs(rows, wanted, ids)
+    else:
+        table = sampler.gather_logprobs(rows, num_logprobs, ids)
     return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=table)
 
 

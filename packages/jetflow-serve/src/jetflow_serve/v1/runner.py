@@ -105,7 +105,13 @@ class TreeModelRunner(CPUModelRunner):
         step.kept, processed = walk_all(self.sampler, logits, requests, metadata)
         self._move(step)
         return sampler_output(
-            self.sampler, step.kept, firsts, logits, processed, metadata.max_num_logprobs
+            self.sampler,
+            step.kept,
+            firsts,
+            logits,
+            processed,
+            metadata.max_num_logprobs,
+            metadata.logprob_token_ids or {},
         )
 
     def _asked(self, step: Step, drafted: Sequence[int]) -> tuple[list[int], list[Asked]]:
