@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jetflow_kernels.check import products
+from jetflow_kernels.check.tasks import run_one
 from jetflow_kernels.ops import (
     LayerSteps,
     gate_up_silu,
@@ -214,6 +216,15 @@ def test_a_row_feels_no_other_row(rows: int, dtype: torch.dtype) -> None:
         kept = [row for row in range(rows) if row not in (0, 2)]
         assert torch.equal(broken[kept], good[kept])
         assert good.isfinite().all()
+
+
+def test_the_lists_of_a_device_hold_small() -> None:
+    device = "cuda" if torch.empty(0).is_cuda else "cpu"
+    tasks = list(products.tasks(small=True))
+    assert {task.list for task in tasks} == {task.list for task in products.tasks(small=False)}
+    for task in tasks:
+        outcome = run_one(task, device)
+        assert (outcome.failed, outcome.checks > 0) == (None, True), task.case
 
 
 def test_zero_rows_and_one_row_of_any_stride() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from jetflow_kernels.ops.linear import (
     linear_reference,
     room_for,
 )
+from jetflow_kernels.ops.linear_choice import Products
 from jetflow_kernels.ops.linear_plan import Config, configs_for
 from jetflow_kernels.ops.norms import add_rms_norm, rms_norm
 
@@ -114,9 +117,11 @@ def layers_in_one_graph(
 
 def the_measured_choice(device: str, *, dtype: torch.dtype, rows: int) -> tuple[int, float]:
     """Whatever is chosen for a product, it computes that product."""
-    steps = LayerSteps()
     weights = [0.03 * torch.randn(768, 1024, device=device).to(dtype) for _ in range(3)]
-    steps.prepare([rows], weights, weights)
+    # Others use the device at this time: what is measured here is not kept.
+    with TemporaryDirectory() as folder:
+        steps = LayerSteps(Products(Path(folder)))
+        steps.prepare([rows], weights, weights)
     if device == "cuda" and dtype != torch.float32 and len(steps.products()) < 2:
         raise RuntimeError("nothing was measured")
     x = torch.randn(rows, 1024, device=device).to(dtype)
@@ -172,6 +177,18 @@ def tasks(*, small: bool) -> Iterator[Task]:
     def task(name: str, dtype: torch.dtype, case: str, run: partial[tuple[int, float]]) -> Task:
         return Task(list=name, backend="triton", dtype=names(dtype), case=case, run=run)
 
+    hidden, inner, layers = (24, 40, 2) if small else (2048, 4096, 12)
+    kind = torch.float16 if small else torch.bfloat16
+    for rows in (18,) if small else (1, 4, 16, 64, 128, 256):
+        yield task("products in one graph", kind, f"{rows} rows, {layers} layers", partial(
+            layers_in_one_graph, dtype=kind, rows=rows, hidden=hidden, inner=inner, layers=layers
+        ))  # fmt: skip
+    for rows in (5,) if small else (1, 64):
+        dtype = torch.float32 if small else torch.bfloat16
+        yield task(
+            "products that were chosen", dtype, f"{rows} rows",
+            partial(the_measured_choice, dtype=dtype, rows=rows),
+        )  # fmt: skip
     most = (1, 2, 3, 7, 16, 24, 64, 100, 128, 160, 256)
     counts = {torch.bfloat16: most, torch.float16: (2, 64), torch.float32: (3, 18)}
     shapes: tuple[tuple[int, int], ...] = ((960, 576), (4096, 4096), (576, 1536), (1000, 1001))
@@ -185,15 +202,3 @@ def tasks(*, small: bool) -> Iterator[Task]:
             yield task("products", dtype, told, partial(
                 values, dtype=dtype, rows=rows, outs=outs, ins=ins, gated=gated
             ))  # fmt: skip
-    hidden, inner, layers = (24, 40, 2) if small else (2048, 4096, 12)
-    kind = torch.float16 if small else torch.bfloat16
-    for rows in (18,) if small else (1, 4, 16, 64, 128, 256):
-        yield task("products in one graph", kind, f"{rows} rows, {layers} layers", partial(
-            layers_in_one_graph, dtype=kind, rows=rows, hidden=hidden, inner=inner, layers=layers
-        ))  # fmt: skip
-    for rows in (5,) if small else (1, 64):
-        dtype = torch.float32 if small else torch.bfloat16
-        yield task(
-            "products that were chosen", dtype, f"{rows} rows",
-            partial(the_measured_choice, dtype=dtype, rows=rows),
-        )  # fmt: skip
