@@ -14,6 +14,7 @@ from jetflow_kernels.check.attention_values import names
 from jetflow_kernels.check.ends import ends_of_rounds, packed_batches
 from jetflow_kernels.check.paths import pooled_paths
 from jetflow_kernels.check.tasks import Task
+from jetflow_kernels.check.writes import cache_writes, sampled_picks
 from jetflow_kernels.round.accept import accept_walk, accept_walk_reference
 from jetflow_kernels.round.ancestors import pack_ancestors, pack_ancestors_reference
 from jetflow_kernels.round.argmax import pick_argmax, pick_argmax_reference
@@ -28,6 +29,9 @@ from jetflow_kernels.rows import row_attention, row_attention_reference
 
 # Equal ones, ones that rounding makes equal below a parent, certain ones and impossible ones.
 TIES = (0.0, -0.0, -0.5, -0.5, -1.0, -1e-17, -1 - 2**-52, -torch.inf, -0.3, -0.1)
+
+_LAYERS = (((32, 8), 128, True), ((32, 8), 128, False), ((9, 3), 64, False), ((4, 4), 256, True))
+"""Query and key heads, their width, and whether they are normed."""
 
 
 def requests(
@@ -250,6 +254,14 @@ def tasks(*, small: bool) -> Iterator[Task]:
             yield task(
                 "logits", dtype, vocabulary, rows=rows, tokens=tokens, count=count, dtype=dtype
             )
+        for rows, tokens in ((4, 700),) if small else ((256, 49_152), (12, 151_936)):
+            yield task("sampled picks", dtype, sampled_picks, rows=rows, tokens=tokens, dtype=dtype)
+        for heads, dim, norm in (((2, 1), 16, True),) if small else _LAYERS:
+            for packed in (False, True):
+                yield task(
+                    "cache writes", dtype, cache_writes, heads=heads, dim=dim, dtype=dtype,
+                    packed=packed, norm=norm,
+                )  # fmt: skip
         for packed in (False, True):
             yield task(
                 "accepted rows move", dtype, every_move, tree=4 if small else 8,
