@@ -102,11 +102,11 @@ _PLAIN: dict[int, tuple[_Sizes, ...]] = {
     ),
     128: (
         _Sizes(128, 64, 6, 8, _ONE), _Sizes(128, 64, 6, 8, _TILES), _Sizes(128, 64, 3, 4, _TWO),
-        _Sizes(64, 64, 4, 4, _TWO), _Sizes(256, 64, 4, 8, _ONE),
+        _Sizes(64, 64, 4, 4, _TWO), _Sizes(256, 64, 4, 16, _ONE),
     ),
     256: (
         _Sizes(128, 64, 4, 8, _ONE), _Sizes(128, 64, 4, 8, _TILES),
-        _Sizes(256, 64, 4, 8, _ONE, rows=128), _Sizes(256, 64, 4, 8, _TILES, rows=128),
+        _Sizes(256, 64, 4, 16, _ONE, rows=128), _Sizes(256, 64, 4, 16, _TILES, rows=128),
         _Sizes(128, 64, 3, 4, _TWO, rows=128),
     ),
 }  # fmt: skip
