@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jetflow_kernels import timing
 from jetflow_kernels.check import products
 from jetflow_kernels.check.tasks import run_one
 from jetflow_kernels.ops import (
@@ -18,10 +21,13 @@ from jetflow_kernels.ops import (
     gate_up_silu,
     gate_up_silu_reference,
     linear,
+    linear_bench,
+    linear_measure,
     linear_reference,
     silu_mul,
 )
 from jetflow_kernels.ops.linear import room_for
+from jetflow_kernels.ops.linear_measure import apart
 from jetflow_kernels.ops.linear_plan import Config, Few, Shares, all_configs, configs_for
 from torch import Tensor
 
@@ -225,6 +231,37 @@ def test_the_lists_of_a_device_hold_small() -> None:
     for task in tasks:
         outcome = run_one(task, device)
         assert (outcome.failed, outcome.checks > 0) == (None, True), task.case
+
+
+def test_the_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Everything but the times: a device that always takes as long, and one that is wrong."""
+    spreads = [timing.Spread(median_us=us, p10_us=us, p90_us=us) for us in (5.0, 4.0, 6.0)]
+
+    def in_turns(replays: Sequence[object], calls: int) -> list[timing.Spread]:
+        return [spreads[min(at, 2)] for at in range(len(replays))]
+
+    monkeypatch.setattr(timing, "in_turns", in_turns)
+    monkeypatch.setattr(timing, "capture", lambda calls: [call() for call in calls])
+    monkeypatch.setattr(linear_measure, "compile_all", lambda *args, **named: None)
+    monkeypatch.setattr(linear_measure, "_MOST_MATRICES", 2)
+    monkeypatch.setattr(linear_bench, "_DEVICE", str(torch.empty(0).device))
+    monkeypatch.setattr(linear_bench, "_LAYERS", 1)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = linear_bench.Model(name="tiny", hidden=16, qkv=24, inner=32, vocabulary=40)
+    results: list[dict[str, object]] = []
+    linear_bench.run([18], [model], results.append)
+    *found, layers = results
+    assert [each["product"] for each in found] == list(model.products())
+    configs = [str(each) for each in configs_for(18, torch.bfloat16, gated=False)]
+    assert found[0]["runs"] == configs[0]
+    assert set(found[0]["us"]) == {"torch", *configs}
+    assert all(each["wrong"] == {} == each["refused"] for each in found)
+    assert set(layers["us_per_layer"]) == {"torch", "chosen", "chosen, placed early"}
+    assert all(linear_bench.line(each) for each in results)
+    json.dumps(results)
+    wrong = apart(torch.ones(2, 2).half(), torch.zeros(2, 2).half(), gated=False)
+    assert "WRONG it: off" in linear_bench.line({**found[0], "wrong": {"it": wrong}})
 
 
 def test_zero_rows_and_one_row_of_any_stride() -> None:
