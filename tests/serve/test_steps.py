@@ -12,7 +12,7 @@ from jetflow_serve.counters import Counters
 from jetflow_serve.drawing import Seeds, draw
 from jetflow_serve.growing import grow
 from jetflow_serve.options import ServeOptions
-from jetflow_serve.reasons import Asked, Shape, choose
+from jetflow_serve.reasons import Asked, Choice, Shape, choose
 from jetflow_tree import Accepted, Candidates, Tree, walk
 
 TREE = Tree.from_parents([9, 1, 2, 3, 4], [-1, 0, 0, 1, 2])
@@ -144,6 +144,15 @@ def test_shapes_are_chosen_for_each_need() -> None:
         found = choose(Asked(**{need: True}))
         assert (found.shape, found.reason) == (shape, need)
     assert choose(Asked(penalties=True, thinking_budget=True)).shape is Shape.PLAIN
+
+
+def test_a_request_may_have_a_budget_of_its_own() -> None:
+    assert choose(Asked(budget=5)) == Choice(Shape.TREE, None, 5)
+    assert choose(Asked(budget=5, bad_words=True)) == Choice(Shape.CHAIN, "bad_words", 5)
+    for off in (1, "off"):
+        assert choose(Asked(budget=off)) == Choice(Shape.PLAIN, "off")
+    for wrong in (0, -3, True, 2.5, "many", [4]):
+        assert choose(Asked(budget=wrong)) == Choice(Shape.PLAIN, "no budget")
 
 
 def test_what_grows() -> None:

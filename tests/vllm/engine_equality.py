@@ -53,7 +53,7 @@ def test_everything_else_a_request_may_ask_for(
             assert (runner_of(llm).counters.accepted > before) == (name == "logprobs")
         counted = runner_of(llm).counters.to_dict()
     assert set(counted["reasons"]) == {
-        "penalties", "bad_words", "structured_output", "logprob_token_ids",
+        "penalties", "bad_words", "structured_output", "logprob_token_ids", "off",
     }  # fmt: skip
 
 

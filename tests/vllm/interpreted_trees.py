@@ -26,6 +26,7 @@ MIXED: list[Request] = [
     (prompt(15), greedy(20, stop_token_ids=list(range(100, 220)), min_tokens=11)),
     (prompt(16), greedy(12, allowed_token_ids=list(range(50, 90)))),
     (prompt(8), greedy(12, logprobs=3)),
+    (prompt(11), greedy(8, logprob_token_ids=[5, 9, 33])),
 ]  # fmt: skip
 SETS = {"greedy": GREEDY, "seeded": SEEDED, "mixed": MIXED}
 
@@ -70,7 +71,7 @@ def test_the_same_tokens(trees: LLM, wanted: dict[str, list[Any]], name: str) ->
 
 def test_who_gets_no_tree_is_counted(trees: LLM) -> None:
     reasons = runner_of(trees).counters.to_dict()["reasons"]
-    assert set(reasons) == {"penalties", "bad_words"}
+    assert set(reasons) == {"penalties", "bad_words", "logprob_token_ids"}
 
 
 def test_without_the_move(

@@ -41,6 +41,8 @@ MIXED: list[Request] = [
     (prompt(17), greedy(1)),
     (prompt(18), greedy(2)),
     (prompt(19), greedy()),
+    (prompt(25), greedy(extra_args={"jetflow_budget": "off"})),
+    (prompt(26), greedy(extra_args={"jetflow_budget": 4})),
 ]
 GRAMMAR: list[Request] = [
     (prompt(20), greedy(24, structured_outputs=StructuredOutputsParams(regex="(ab|cd)*e"),

@@ -95,15 +95,28 @@ _SAMPLER = (
     Hook(f"{_GPU}.sample.gumbel", "gumbel_sample", "vLLM's own noise of a seed and a place"),
     Hook(
         f"{_GPU}.spec_decode.rejection_sampler",
-        "RejectionSampler._get_logprobs_tensors",
+        "RejectionSampler",
+        "the class that is extended",
+    ),
+    Hook(
+        f"{_GPU}.sample.sampler",
+        "Sampler.get_logprobs_dims",
+        "which log-probabilities are wanted",
+        ("idx_mapping_np", "include_token_ids"),
+    ),
+    Hook(
+        f"{_GPU}.sample.logprob",
+        "compute_topk_scores",
         "log-probabilities of the accepted path",
         (
-            "sampled",
-            "num_sampled",
             "logits",
+            "num_logprobs",
+            "sampled_token_ids",
             "cu_num_logits",
-            "cu_num_logits_np",
-            "max_num_logprobs",
+            "logprob_token_ids_state",
+            "expanded_idx_mapping",
+            "max_per_req_token_ids",
+            "logits_mode",
         ),
     ),
     Hook(

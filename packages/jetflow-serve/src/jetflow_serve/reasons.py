@@ -6,7 +6,7 @@ the rows before it are the tokens before it. The choice is made for each request
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -29,18 +29,39 @@ class Asked:
     thinking_budget: bool = False
     logprob_token_ids: bool = False
     """Log-probabilities of named tokens."""
+    budget: object = None
+    """The request's own budget, as it was given; None: it gave none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A shape, and the reason if it is no tree."""
+    """A shape, the reason if it is no tree, and the request's own limit."""
 
     shape: Shape
     reason: str | None = None
+    budget: int | None = None
+    """Most rows of a verify pass, root included; None: the engine's."""
 
 
 def choose(asked: Asked) -> Choice:
-    """The shape of a request; the most confining need decides."""
+    """The shape of a request; the most confining need decides.
+
+    A request may give a budget of its own, 1 or "off" for none; what is neither is no reason to
+    stop an engine, so such a request is decoded without drafts and counted.
+    """
+    if asked.budget is None:
+        return _by_needs(asked)
+    if asked.budget == "off":
+        return Choice(Shape.PLAIN, "off")
+    # A truth value is an int too, and no budget.
+    if type(asked.budget) is not int or asked.budget < 1:
+        return Choice(Shape.PLAIN, "no budget")
+    if asked.budget == 1:
+        return Choice(Shape.PLAIN, "off")
+    return replace(_by_needs(asked), budget=asked.budget)
+
+
+def _by_needs(asked: Asked) -> Choice:
     if asked.thinking_budget:
         return Choice(Shape.PLAIN, "thinking_budget")
     if asked.logprob_token_ids:

@@ -14,6 +14,9 @@ from jetflow_serve.engine.settings import Settings
 from jetflow_serve.growing import grow
 from jetflow_serve.reasons import Asked, Choice, choose
 
+BUDGET = "jetflow_budget"
+"""The key of a request's own budget in vLLM's ``extra_args``."""
+
 
 class Drafts:
     """The tree of each request that is verified next, and what was counted.
@@ -42,6 +45,8 @@ class Drafts:
     ) -> Sequence[int]:
         """The tokens of the request's new tree, root excluded, parents first."""
         choice = choice_of(params)
+        if choice.budget is not None:
+            nodes = min(nodes, choice.budget - 1)
         tree = grow(
             ask.root,
             candidates,
@@ -70,5 +75,6 @@ def choice_of(params: SamplingParams) -> Choice:
             structured_output=params.structured_outputs is not None,
             thinking_budget=params.thinking_token_budget is not None,
             logprob_token_ids=bool(params.logprob_token_ids),
+            budget=(params.extra_args or {}).get(BUDGET),
         )
     )

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from jetflow_tree import Accepted, Tree, walk
 from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -56,23 +58,42 @@ class TreeRejectionSampler(RejectionSampler):
             input_batch.idx_mapping,
             self.sampler.req_states.prefill_len.gpu,
         )
-        mode = self.sampler.logprobs_mode
-        source = processed if mode.startswith("processed") else logits
+        processed_wanted = self.sampler.logprobs_mode.startswith("processed")
         return SamplerOutput(
             sampled_token_ids=sampled,
-            logprobs_tensors=self._get_logprobs_tensors(
-                sampled,
-                counts,
-                source[_paths_first(kept, bounds)],
-                input_batch.cu_num_logits,
-                input_batch.cu_num_logits_np,
-                self.sampler.sampling_states.max_num_logprobs(input_batch.idx_mapping_np),
+            logprobs_tensors=self._logprobs(
+                kept, bounds, processed if processed_wanted else logits, input_batch
             ),
             num_nans=None,
             num_sampled=counts,
             num_rejected=rejected,
             sampling_mask_tensors=None,
         )
+
+    def _logprobs(
+        self, kept: list[Accepted], bounds: list[int], logits: Tensor, batch: Any
+    ) -> LogprobsTensors | None:
+        """Log-probabilities of each request's path, where its first rows are looked for."""
+        wanted = self.sampler.get_logprobs_dims(batch.idx_mapping_np)
+        if wanted is None:
+            return None
+        count, named = wanted
+        emitted = [
+            token
+            for one, first, end in zip(kept, bounds, bounds[1:], strict=False)
+            for token in (*one.emitted, *[0] * (end - first - len(one.emitted)))
+        ]
+        table: LogprobsTensors = compute_topk_scores(
+            logits[_paths_first(kept, bounds)],
+            count,
+            torch.tensor(emitted, dtype=torch.int64, device=logits.device),
+            bounds,
+            logprob_token_ids_state=self.sampler.logprob_token_ids_state,
+            expanded_idx_mapping=batch.expanded_idx_mapping,
+            max_per_req_token_ids=named,
+            logits_mode=self.sampler.logprobs_mode.endswith("logits"),
+        )
+        return table
 
     def _picks(self, logits: Tensor, batch: Any) -> tuple[list[int], Tensor]:
         """A token for every row, at that row's own place in the text."""
