@@ -1,4 +1,7 @@
-"""Shared by the tests of a real engine: the tiny target, its head, and what plain decoding says."""
+"""Shared by the tests of a real engine: the tiny target, its head, and what plain decoding says.
+
+No conftest.py, which the default run would load, and it has no vLLM.
+"""
 
 from __future__ import annotations
 
