@@ -93,7 +93,7 @@ def test_many_random_requests(assert_same, seed: int, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "depth", "lines", "width", "capacity"),
-    [("latticed", 9, 16, 16, 256), ("rounding", 5, 1, 32, 200), ("peaked", 20, 3, 3, 130)],
+    [("latticed", 9, 16, 16, 256), ("rounding", 5, 1, 32, 90), ("peaked", 20, 3, 3, 130)],
 )
 def test_large_requests(
     assert_same, kind: str, depth: int, lines: int, width: int, capacity: int
