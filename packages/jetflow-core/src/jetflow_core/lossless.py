@@ -53,6 +53,13 @@ def first_difference(plain: Sequence[int], tree: Sequence[int]) -> int | None:
     return None if len(plain) == len(tree) else min(len(plain), len(tree))
 
 
+def rounding_of(row: Tensor, dtype: torch.dtype) -> float:
+    """What rounding to ``dtype`` can do to the largest logit of a row; 0 in float32 and wider."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return 0.0
+    return _ROUNDINGS * torch.finfo(dtype).eps * float(row.max().abs())
+
+
 def explain_difference(
     engine: Engine,
     prompt: Sequence[int],
@@ -135,7 +142,5 @@ def _lead(scores: Tensor) -> float:
 
 
 def _rounding(row: Tensor, dtype: torch.dtype, params: SamplingParams) -> float:
-    if dtype not in (torch.bfloat16, torch.float16):
-        return 0.0
-    size = _ROUNDINGS * torch.finfo(dtype).eps * float(row.max().abs())
+    size = rounding_of(row, dtype)
     return size if params.is_greedy else size / params.temperature

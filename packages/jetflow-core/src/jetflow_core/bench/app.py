@@ -14,9 +14,10 @@ _NAME = "jetflow_core.bench"
 
 def build() -> App:
     """The application; a command's module is imported when it runs."""
-    app = new_app(_NAME, "Benchmarks: decode, engine, lossless, tree.")
-    for name in ("decode", "engine", "lossless", "tree"):
-        app.command(f"jetflow_core.commands.bench_{name}:command", name=name)
+    app = new_app(_NAME, "Benchmarks: decode, engine, engine-lossless, lossless, tree.")
+    for name in ("decode", "engine", "engine-lossless", "lossless", "tree"):
+        module = f"bench_{name.replace('-', '_')}"
+        app.command(f"jetflow_core.commands.{module}:command", name=name)
     return app
 
 

@@ -105,7 +105,7 @@ def random_subject(
         name=f"{settings.shape}, random weights",
         stack=stack,
         layers=layers,
-        head=None if config is None else _random_head(config, stack, settings.seed),
+        head=None if config is None else random_head(config, stack, settings.seed),
         depth=depth,
         model=model,
         prompts=random_tokens(settings, shape.vocab_size),
@@ -195,7 +195,8 @@ def _spread_taps(layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(round(step), 0) for step in steps}))
 
 
-def _random_head(config: HeadConfig, stack: DecoderStack, seed: int) -> LoadedHead:
+def random_head(config: HeadConfig, stack: DecoderStack, seed: int) -> LoadedHead:
+    """A head of random weights for a stack, in its type and on its device."""
     with torch.device(stack.device):
         head = DraftHead(config).to(stack.dtype)
     generator = torch.Generator(stack.device).manual_seed(seed + 1)

@@ -1,0 +1,1 @@
+"""The lossless check of the fast engine: identity, rounding, long sampling."""
