@@ -42,7 +42,7 @@ _DEPTH, _CANDIDATES, _PATH_RANK = 7, 32, 8
 _SLOTS, _REQUESTS, _ROWS = 8, 12, 64
 _PROMPT, _ANSWER = 48, 96
 _PAGE, _PREFILL = 16, 128
-_PAGES_EACH = 9
+_PAGES_EACH = 7
 """Pages a slot: a whole request takes up to 13, so that not all slots can be full at once."""
 _MARK_FROM = 100
 _MARKS = 40
