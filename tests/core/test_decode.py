@@ -43,7 +43,7 @@ def answers(
     return {prompt: greedy(plain, prompt, 30) for prompt in _prompts(4)}
 
 
-@pytest.mark.parametrize("budget", [1, 2, 16, 64, 256])
+@pytest.mark.parametrize("budget", [1, 2, 16, 64, pytest.param(256, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", MAKERS)
 def test_any_drafter_and_budget_gives_the_targets_own_text(
     engine: Engine, answers: dict[tuple[int, ...], tuple[int, ...]], make: Maker, budget: int
@@ -181,6 +181,7 @@ def test_each_request_of_a_batch_is_as_if_alone(
         assert len(result.tokens) == rules.max_new_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_the_end_of_the_context_is_an_ordinary_end(
     tiny_model: Callable[..., Any], greedy: Callable[..., tuple[int, ...]], make: Maker

@@ -80,6 +80,7 @@ def _params(text: str) -> list[SamplingParams]:
     ]
 
 
+@pytest.mark.slow
 def test_streams_and_rounds_give_the_whole_text(speaking: Engine) -> None:
     text = speaking.generate(PROMPT, SamplingParams(max_new_tokens=24), PLAIN).text
     assert len(text) > 20

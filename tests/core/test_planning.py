@@ -107,6 +107,7 @@ def _auto(verify: StepCosts, growth: float = 0.0) -> AutoPlanner:
                        max_depth=DEPTH, max_rows=32, draft_growth=growth)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "quality", [0.6, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.3, 0.8, 0.95))]
 )

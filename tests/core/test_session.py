@@ -152,7 +152,7 @@ def test_more_nodes_change_no_row_that_was_there(
 
 
 @pytest.mark.usefixtures("layouts")
-@pytest.mark.parametrize("lengths", [(7,), (3, 9, 17)])
+@pytest.mark.parametrize("lengths", [(7,), pytest.param((3, 9, 17), marks=pytest.mark.slow)])
 def test_after_each_commit_the_cache_is_that_of_a_fresh_prefill(
     lengths: tuple[int, ...], tiny_target: Target
 ) -> None:

@@ -58,7 +58,7 @@ def test_equals_dense_over_heads_dims_and_types(
     torch.testing.assert_close(got.double(), want, rtol=0, atol=ATOL[dtype])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_equals_dense_over_random_shapes(make_batch: MakeBatch, data: st.DataObject) -> None:
     requests = data.draw(st.integers(1, 4))

@@ -328,6 +328,7 @@ def test_evaluation_in_training_walks_stored_answers(models: Path) -> None:
         StoredAnswerEvaluation(target, {})
 
 
+@pytest.mark.slow
 def test_a_runs_own_figures_are_pooled(models: Path) -> None:
     import torch
     from jetflow_core.head.checkpoint import load_head

@@ -102,6 +102,7 @@ def test_loops_are_cut_from_greedy_answers_that_did_not_end() -> None:
     np.testing.assert_array_equal(corpus.temperature, np.float32([0, 0, 0.7]))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_exactly(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
     _, target = make_target(tiny_model, "llama")
     prompts, config = (

@@ -76,6 +76,7 @@ def test_the_command_measures_draws_and_reports(
     assert "tree-128" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_many_slots_give_the_same_acceptance(settings: Callable[..., DecodeSettings]) -> None:
     kinds = tuple(kind for kind in KINDS if kind != "auto")
     alone = _rows(run_decode(settings(kinds=kinds, repeats=1)))
@@ -88,6 +89,7 @@ def test_many_slots_give_the_same_acceptance(settings: Callable[..., DecodeSetti
         assert row["speed"] is None and alone[name]["speed"] is not None
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_was(
     settings: Callable[..., DecodeSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
