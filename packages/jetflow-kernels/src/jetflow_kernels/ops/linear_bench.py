@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -194,8 +195,9 @@ def line(result: Result) -> str:
     us, best = result["us"], str(result["runs"])
     assert isinstance(us, dict)
     beside = "" if best == "torch" else f", torch {us['torch']:.1f} us {shares['torch']:.0%}"
-    bad = "".join(f"\n  NOT TIMED {n}: {why}" for n, why in dict(result["refused"]).items())  # type: ignore[call-overload]
-    bad += "".join(f"\n  WRONG {n}: {why}" for n, why in dict(result["wrong"]).items())  # type: ignore[call-overload]
+    refused, wrong = (cast(dict[str, str], result[kind]) for kind in ("refused", "wrong"))
+    bad = "".join(f"\n  NOT TIMED {name}: {why}" for name, why in refused.items())
+    bad += "".join(f"\n  WRONG {name}: {why}" for name, why in wrong.items())
     return (
         f"{result['model']:<13} {result['product']:<15} {result['rows']:>3} rows: {best} "
         f"{us[best]:.1f} us {shares[best]:.0%}{beside}{bad}"

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jetflow_core.rounds import CommittedRows, DraftInputs, RoundDrafter, TreeBatch
-from jetflow_core.sampling import SamplingParams
+from jetflow_core.bench.engine.drafts_as import DraftsAs
+from jetflow_core.rounds import DraftInputs, RoundDrafter, TreeBatch
 
 _WORD_BITS = 64
 _SLOT_STRIDE = 7
@@ -136,7 +136,7 @@ class ImposedAcceptance:
         return tokens.gather(1, first[:, None])[:, 0].to(picks.dtype)
 
 
-class ImposedScores:
+class ImposedScores(DraftsAs):
     """A ``RoundDrafter`` that drafts as another one does, and scores as a table says.
 
     Args:
@@ -145,50 +145,10 @@ class ImposedScores:
     """
 
     def __init__(self, drafter: RoundDrafter, log_probs: Tensor) -> None:
-        self._drafter, self._log_probs = drafter, log_probs[:, None]
+        super().__init__(drafter)
+        self._log_probs = log_probs[:, None]
         self.tokens: Tensor | None = None
         """int32 ``[R, D, K]``, those of the newest proposal."""
-
-    @property
-    def depth(self) -> int:
-        """See ``RoundDrafter``; so are all others."""
-        return self._drafter.depth
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one committed row."""
-        return self._drafter.row_bytes
-
-    @property
-    def scratch_rows(self) -> int:
-        """Rows behind the committed ones."""
-        return self._drafter.scratch_rows
-
-    @property
-    def reads_features(self) -> bool:
-        """Whether ``absorb`` wants features."""
-        return self._drafter.reads_features
-
-    @property
-    def changes(self) -> Sequence[Tensor]:
-        """What changes a proposal."""
-        return self._drafter.changes
-
-    def allocate(self, *, pages: int, page: int, slots: int) -> None:
-        """Pools and states of the drafter."""
-        self._drafter.allocate(pages=pages, page=page, slots=slots)
-
-    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
-        """A request takes the slot."""
-        self._drafter.begin(slot, tokens, params)
-
-    def move(self, source: int, goal: int) -> None:
-        """A request changes its slot."""
-        self._drafter.move(source, goal)
-
-    def absorb(self, rows: CommittedRows) -> None:
-        """Takes in committed rows."""
-        self._drafter.absorb(rows)
 
     def of_rows(self, trees: TreeBatch) -> Tensor:
         """float64 ``[R, C]``: the table's own scores of the rows of trees, whatever theirs became.

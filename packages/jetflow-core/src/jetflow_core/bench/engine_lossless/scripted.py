@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from jetflow_core.rounds import CommittedRows, DraftInputs, RoundDrafter
+from jetflow_core.bench.engine.drafts_as import DraftsAs
+from jetflow_core.rounds import CommittedRows, DraftInputs
 from jetflow_core.sampling import SamplingParams
 
 _WIDTH = 4
@@ -114,56 +115,8 @@ def _lines(*, steep: bool) -> tuple[Tensor, Tensor]:
     return ranks, raw.log_softmax(1) - _BELOW_ONE
 
 
-class ChainOnly:
-    """Another's best child of the best child: its trees without any branch.
-
-    Args:
-        drafter: the other.
-    """
-
-    def __init__(self, drafter: RoundDrafter) -> None:
-        self._drafter = drafter
-
-    @property
-    def depth(self) -> int:
-        """The other's."""
-        return self._drafter.depth
-
-    @property
-    def row_bytes(self) -> int:
-        """The other's."""
-        return self._drafter.row_bytes
-
-    @property
-    def scratch_rows(self) -> int:
-        """The other's."""
-        return self._drafter.scratch_rows
-
-    @property
-    def reads_features(self) -> bool:
-        """The other's."""
-        return self._drafter.reads_features
-
-    @property
-    def changes(self) -> Sequence[Tensor]:
-        """The other's."""
-        return self._drafter.changes
-
-    def allocate(self, *, pages: int, page: int, slots: int) -> None:
-        """See ``RoundDrafter``."""
-        self._drafter.allocate(pages=pages, page=page, slots=slots)
-
-    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
-        """See ``RoundDrafter``."""
-        self._drafter.begin(slot, tokens, params)
-
-    def move(self, source: int, goal: int) -> None:
-        """See ``RoundDrafter``."""
-        self._drafter.move(source, goal)
-
-    def absorb(self, rows: CommittedRows) -> None:
-        """See ``RoundDrafter``."""
-        self._drafter.absorb(rows)
+class ChainOnly(DraftsAs):
+    """Another's best child of the best child: its trees without any branch."""
 
     def propose(self, inputs: DraftInputs) -> tuple[Tensor, Tensor]:
         """See ``RoundDrafter``; of each parent's children only the best."""
