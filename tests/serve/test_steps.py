@@ -105,7 +105,7 @@ def _head(**options: object) -> HeadConfig:
         "mask_token_id": 1,
         "max_position_embeddings": 100,
     }
-    return HeadConfig(**{**values, **options})  # type: ignore[arg-type]
+    return HeadConfig(**{**values, **options})
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     if kind == "wrong":
         assert told["reasons"]["plain pays"] > 5
     assert len(chosen) > 1
-    sums = made._auto.shared.acceptance  # type: ignore[union-attr]
+    sums = made._auto.shared.acceptance
     assert float(sums.stated.sum()) > 0
 
 
@@ -91,7 +91,7 @@ def test_costs_are_measured_before_the_first_run_and_kept(
         assert answer(made, PROMPTS[:2], params)[0].tokens == wanted[0].tokens
     # The measurement left nothing behind.
     state = made._state
-    assert not state.live.any() and torch.isfinite(made._auto.shared.promise).all()  # type: ignore[union-attr]
+    assert not state.live.any() and torch.isfinite(made._auto.shared.promise).all()
 
 
 @pytest.mark.slow

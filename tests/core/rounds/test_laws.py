@@ -134,5 +134,5 @@ def test_all_options_side_by_side_give_what_the_other_engine_gives(
     lengths = [len(tokens) for tokens in wanted]
     assert min(lengths) < 9 <= lengths[3] and lengths[6] == 22
     assert any(each.preemptions for each in found) == (pages < 400)
-    kinds = {key[1] for key in made.programs.runs if key[0] != "prompt"}  # type: ignore[index]
+    kinds = {key[1] for key in made.programs.runs if key[0] != "prompt"}
     assert Picks(drawn=True, edited=True, cut=True) in kinds

@@ -42,7 +42,7 @@ def make(
 
 def _passes(made: RoundRunner) -> list[PromptSize]:
     runs = made.programs.runs
-    return [key[1] for key, times in runs.items() for _ in range(times) if key[0] == "prompt"]  # type: ignore[index]
+    return [key[1] for key, times in runs.items() for _ in range(times) if key[0] == "prompt"]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_padding_requests_and_rows_write_nothing(make: Make, answer: Answer) -> 
     for made in (exact, padded):
         answer(made, [PROMPTS[0], PROMPTS[3], PROMPTS[4]], params)
     for mine, other in zip(
-        (*exact._round._pools.keys, exact._drafter.pools, exact._drafter._last),  # type: ignore[attr-defined]
-        (*padded._round._pools.keys, padded._drafter.pools, padded._drafter._last),  # type: ignore[attr-defined]
+        (*exact._round._pools.keys, exact._drafter.pools, exact._drafter._last),
+        (*padded._round._pools.keys, padded._drafter.pools, padded._drafter._last),
         strict=True,
     ):
         assert torch.allclose(mine, other, atol=1e-5)
