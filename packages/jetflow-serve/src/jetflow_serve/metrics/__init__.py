@@ -1,0 +1,1 @@
+"""What an engine counts, how the numbers reach the server's process, and under which names."""
