@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from jetflow_kernels.check import tolerances
 from jetflow_kernels.check.attention_bits import expect_equal
 from jetflow_kernels.check.attention_values import names, poison_memory
 from jetflow_kernels.check.tasks import Task
@@ -26,11 +27,11 @@ from jetflow_kernels.ops.linear_choice import Products
 from jetflow_kernels.ops.linear_plan import Config, configs_for
 from jetflow_kernels.ops.norms import add_rms_norm, rms_norm
 
-_ROUNDINGS = {False: 1.0, True: 8.0}
-"""Roundings of the type that a right result is apart by at most, by whether it is gated."""
 _REPLAYS = 20
 _CHAINED = 2
 """Configurations that are tried in layers."""
+_TORCH_STEPS = 8.0
+"""Tolerances by which torch's product may be off, which may be what is chosen."""
 
 
 def values(
@@ -51,14 +52,16 @@ def values(
     x.copy_(torch.randn(rows, ins, device=device))
     if gated:
         wanted = gate_up_silu_reference(x, weight)
+        allowed = tolerances.of_gated(x, weight, wanted)
     else:
         wanted = linear_reference(x, weight, bias)
+        allowed = tolerances.of_product(x, weight, wanted)
     arrived = torch.zeros(room_for([(rows, outs)]), dtype=torch.int32, device=device)
     worst = 0.0
     configs = configs_for(rows, dtype, gated=gated)
     for config in configs:
         found = _run(x, weight, bias, config, arrived, gated=gated)
-        worst = max(worst, _error(found, wanted, gated=gated))
+        worst = max(worst, tolerances.largest(found, wanted, allowed))
         if not worst <= 1:
             raise RuntimeError(f"{config}: off by {worst:.3g} tolerances")
         poison_memory(device)
@@ -128,9 +131,12 @@ def the_measured_choice(device: str, *, dtype: torch.dtype, rows: int) -> tuple[
     x = torch.randn(rows, 1024, device=device).to(dtype)
     errors = []
     for weight in weights:
-        errors.append(_error(steps.linear(x, weight), linear_reference(x, weight), gated=True))
-        found = steps.gate_up_silu(x, weight)
-        errors.append(_error(found, gate_up_silu_reference(x, weight), gated=True))
+        wanted = linear_reference(x, weight)
+        allowed = _TORCH_STEPS * tolerances.of_product(x, weight, wanted)
+        errors.append(tolerances.largest(steps.linear(x, weight), wanted, allowed))
+        wanted = gate_up_silu_reference(x, weight)
+        allowed = tolerances.of_gated(x, weight, wanted)
+        errors.append(tolerances.largest(steps.gate_up_silu(x, weight), wanted, allowed))
     if not max(errors) <= 1:
         raise RuntimeError(f"off by {max(errors):.3g} tolerances")
     return len(errors), max(errors)
@@ -161,15 +167,6 @@ def _run(
     if gated:
         return gate_up_silu(x, weight, config=config, arrived=arrived, overlapped=overlapped)
     return linear(x, weight, bias, config=config, arrived=arrived, overlapped=overlapped)
-
-
-def _error(found: Tensor, wanted: Tensor, *, gated: bool) -> float:
-    """The largest error in tolerances: a few roundings of the number and of a usual one."""
-    step = max(torch.finfo(found.dtype).eps, 1e-6) * _ROUNDINGS[gated]
-    usual = wanted.double().pow(2).mean().sqrt()
-    allowed = step * (wanted.double().abs() + usual)
-    off = (found.double() - wanted.double()).abs() / allowed
-    return float(off.nan_to_num(nan=torch.inf).max())
 
 
 def tasks(*, small: bool) -> Iterator[Task]:
