@@ -25,8 +25,17 @@ SESSIONS = FOLDER / "ablations-sessions-h200-2026-11-30.json"
 END = "<!-- end of table -->"
 BUDGET = 64
 PAPERS_BUDGET = 256
-LEARNING = ("cross-entropy", "then-reverse-kl", "corpus-answers", "greedy-answers")
-"""Variants that differ in what is learnt, or from what."""
+LEARNING = (
+    "cross-entropy",
+    "twice-as-long",
+    "then-reverse-kl",
+    "corpus-answers",
+    "greedy-answers",
+    "sampled-answers",
+)
+"""Variants that differ in what is learnt, for how long, or from what."""
+SIZES = ("layers-1", "layers-2", "layers-5", "block-8", "block-12")
+"""Variants that differ in the size of the head."""
 
 Cell = Mapping[str, Any]
 Cells = dict[tuple[str, float, str, int], Cell]
@@ -43,8 +52,22 @@ def cells(groups: Sequence[Mapping[str, Any]]) -> Cells:
     }
 
 
+def paired(run: Mapping[str, Any], to: Mapping[str, Any], keys: Mapping[str, float]) -> Cells:
+    """The cells of a run with its ratios to another one; of one temperature or budget."""
+    pair = {"variants": [{"name": "other"}, {"name": "run", "against": "other"}]}
+    both = [
+        {
+            **each,
+            "variant": name,
+            "policies": [row for row in each["policies"] if keys.items() <= row.items()],
+        }
+        for name, each in (("other", to), ("run", run))
+    ]
+    return {key: cell for key, cell in cells(figures(pair, both)).items() if key[2] == "run"}
+
+
 class Figures:
-    """A report, with a ratio for every variant that has something measured to stand beside."""
+    """A report, and what every variant stands beside."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
         self.report = report
@@ -55,19 +78,16 @@ class Figures:
         self.budgets: list[int] = plan["eval"]["budgets"]
         names = {key[2] for key in self.cells}
         self.measured = [each["name"] for each in plan["variants"] if each["name"] in names]
-        self.beside: dict[str, str] = {}
-        for each in plan["variants"]:
-            # What a head began with is there as soon as it is; what it is held against may not be.
-            others = [each.get(key) for key in ("against", "start") if each.get(key) in names]
-            if each["name"] in names and others:
-                self.beside[each["name"]] = others[0]
-                if others[0] != each["against"]:
-                    self._hold(each["name"], others[0])
+        self.beside: dict[str, str] = {
+            each["name"]: each["against"]
+            for each in plan["variants"]
+            if each["name"] in names and each.get("against") in names
+        }
 
-    def _hold(self, name: str, other: str) -> None:
-        pair = {"variants": [{"name": other}, {"name": name, "against": other}]}
-        found = cells(figures(pair, self.report["runs"]))
-        self.cells.update({key: cell for key, cell in found.items() if key[2] == name})
+    def run(self, name: str) -> Mapping[str, Any]:
+        """The one run of a variant."""
+        (found,) = (run for run in self.report["runs"] if run["variant"] == name)
+        return found
 
     def over_sets(self, temperature: float, name: str) -> list[Cell]:
         """The cells at 64 rows, set by set."""
@@ -128,13 +148,34 @@ def budgets_table(of: Figures, temperature: float) -> str:
     return table(["variant", *of.budgets], [*rows, last])
 
 
-def learning_table(of: Figures, temperature: float) -> str:
+def learning_table(of: Figures, sessions: Mapping[str, Any], temperature: float) -> str:
     """Ratios of other losses and other texts, by budget."""
-    rows = [
-        [name, of.beside[name], *map(ratio, of.over_budgets(temperature, name))]
-        for name in LEARNING
-    ]
+    rows = [_by_budget(of, temperature, name) for name in LEARNING]
+    for name, other, start in (
+        ("sampled-answers", "base", of.run("base")),
+        ("then-reverse-kl", "its own start", start_of_reverse(sessions)),
+    ):
+        found = paired(of.run(name), start, {"temperature": temperature})
+        told = [ratio(found[ALL_SETS, temperature, "run", budget]) for budget in of.budgets]
+        rows.append([name, other, *told])
     return table(["variant", "to", *of.budgets], rows)
+
+
+def sizes_table(of: Figures, temperature: float) -> str:
+    """Ratios of smaller and larger heads, by budget."""
+    rows = [_by_budget(of, temperature, name) for name in SIZES]
+    return table(["variant", "to", *of.budgets], rows)
+
+
+def _by_budget(of: Figures, temperature: float, name: str) -> list[object]:
+    return [name, of.beside[name], *map(ratio, of.over_budgets(temperature, name))]
+
+
+def start_of_reverse(sessions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The training of base whose head learnt on with reverse KL."""
+    began = sessions["runs"]["then-reverse-kl-s0"]["start_head"]["sha256"]
+    (found,) = (each for each in sessions["earlier_bases"] if each["weights_sha256"] == began)
+    return found
 
 
 def quarter_table(of: Figures) -> str:
@@ -150,17 +191,26 @@ def quarter_table(of: Figures) -> str:
     return table(["temperature", *of.sets], rows)
 
 
-def twice_table(of: Figures, sessions: Mapping[str, Any]) -> str:
-    """The head of base trained a second time, to the first one."""
-    runs = [run for run in of.report["runs"] if run["run"] == sessions["first_base"]["run"]]
-    again = [{**run, "variant": "again"} for run in runs if run["variant"] == "base"]
-    pair = {"variants": [{"name": "first"}, {"name": "again", "against": "first"}]}
-    found = cells(figures(pair, [{**sessions["first_base"], "variant": "first"}, *again]))
-    rows = [
-        [temperature, *(ratio(found[name, temperature, "again", BUDGET]) for name in of.sets)]
-        for temperature in of.temperatures
-    ]
-    return table(["temperature", *of.sets], rows)
+def thrice_table(of: Figures, sessions: Mapping[str, Any]) -> str:
+    """The heads of three trainings of base to each other."""
+    first, second = sessions["earlier_bases"]
+    third = of.run("base")
+    rows = []
+    for name, run, other in (
+        ("second to first", second, first),
+        ("third to first", third, first),
+        ("third to second", third, second),
+    ):
+        found = paired(run, other, {"budget": BUDGET})
+        rows += [
+            [
+                name,
+                temperature,
+                *(ratio(found[each, temperature, "run", BUDGET]) for each in of.sets),
+            ]
+            for temperature in of.temperatures
+        ]
+    return table(["heads of base", "temperature", *of.sets], rows)
 
 
 def command(of: Figures) -> str:
@@ -212,11 +262,12 @@ def makers(of: Figures, sessions: Mapping[str, Any]) -> dict[str, Callable[[str]
         "heads": lambda old: refreshed(old, heads, 0, 2),
         "beside the paper": lambda old: refreshed(old, beside, 1, 2),
         "a quarter of the rows": lambda _: quarter_table(of),
-        "trained twice": lambda _: twice_table(of, sessions),
+        "trained three times": lambda _: thrice_table(of, sessions),
     }
     by_temperature = {
         "by budget": budgets_table,
-        "learning": learning_table,
+        "learning": partial(_learning, sessions),
+        "sizes": sizes_table,
         "tau": taus_table,
         "ratios": ratios_table,
     }
@@ -224,6 +275,10 @@ def makers(of: Figures, sessions: Mapping[str, Any]) -> dict[str, Callable[[str]
         for t in of.temperatures:
             found[f"{name}, temperature {t}"] = partial(_made_for, make, of, t)
     return found
+
+
+def _learning(sessions: Mapping[str, Any], of: Figures, temperature: float) -> str:
+    return learning_table(of, sessions, temperature)
 
 
 def _made_for(make: Callable[[Figures, float], str], of: Figures, t: float, _: str) -> str:

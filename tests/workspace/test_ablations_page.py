@@ -28,12 +28,8 @@ CELLS = {
 AGAINST = {each["name"]: each.get("against") for each in REPORT["plan"]["variants"]}
 MEASURED = [name for name in AGAINST if ("all sets", 0, name, 64) in CELLS]
 BUDGETS = REPORT["plan"]["eval"]["budgets"]
-# A head that is held against one that is not trained yet stands beside the one it began with.
-BESIDE = {
-    each["name"]: next(each[key] for key in ("against", "start") if each.get(key) in MEASURED)
-    for each in REPORT["plan"]["variants"]
-    if each["name"] in MEASURED and "against" in each
-}
+BESIDE = {name: to for name, to in AGAINST.items() if name in MEASURED and to in MEASURED}
+BASES = [*SESSIONS["earlier_bases"], next(r for r in REPORT["runs"] if r["variant"] == "base")]
 
 
 def _tables(heading: str) -> list[list[list[str]]]:
@@ -53,15 +49,15 @@ def _tau(cell: dict[str, Any]) -> str:
 
 
 def _ratio(key: tuple[str, float, str, int]) -> str:
-    """As the report has it; to a head that the report does not hold it against, from the counts."""
     held = CELLS[key]["ratio"]
-    if held is not None:
-        return _told(held["ratio"], *held["interval"])
-    name, temperature, variant, budget = key
-    mine, other = (
-        _rounds(_run(v)["policies"], name, temperature, budget) for v in (variant, BESIDE[variant])
-    )
-    return _paired(mine, other)
+    return _told(held["ratio"], *held["interval"])
+
+
+def _between(
+    run: dict[str, Any], other: dict[str, Any], name: str, temperature: float, budget: int
+) -> str:
+    """The ratio of two runs that the report does not hold against each other, from the counts."""
+    return _paired(*(_rounds(r["policies"], name, temperature, budget) for r in (run, other)))
 
 
 def _told(ratio: float, low: float, high: float) -> str:
@@ -165,11 +161,22 @@ def test_beside_the_paper() -> None:
 def test_the_loss_and_the_texts() -> None:
     tables = _tables("The loss and the texts")
     assert len(tables) == len(TEMPERATURES)
+    started = SESSIONS["runs"]["then-reverse-kl-s0"]["start_head"]["sha256"]
+    (start,) = (run for run in BASES if run["weights_sha256"] == started)
+    names = ["cross-entropy", "twice-as-long", "then-reverse-kl"]
+    names += ["corpus-answers", "greedy-answers", "sampled-answers"]
     for temperature, table in zip(TEMPERATURES, tables, strict=True):
-        names = ("cross-entropy", "then-reverse-kl", "corpus-answers", "greedy-answers")
-        for variant, row in zip(names, table, strict=True):
+        assert [row[0] for row in table[:-2]] == names
+        for variant, other, *told in table[:-2]:
             of = [_ratio(("all sets", temperature, variant, budget)) for budget in BUDGETS]
-            assert row == [variant, BESIDE[variant], *of]
+            assert [other, *told] == [BESIDE[variant], *of]
+        more = {
+            "sampled-answers": ("base", _run("base")),
+            "then-reverse-kl": ("its own start", start),
+        }
+        for (variant, (other, run)), row in zip(more.items(), table[-2:], strict=True):
+            of = [_between(_run(variant), run, "all sets", temperature, b) for b in BUDGETS]
+            assert row == [variant, other, *of]
 
 
 def test_what_is_said_of_the_loss_and_the_texts() -> None:
@@ -180,27 +187,59 @@ def test_what_is_said_of_the_loss_and_the_texts() -> None:
         ("gsm8k", 0, "greedy-answers", 64),
     ):
         assert _ratio(key) in prose
-    # Without as many steps more of forward KL, reverse KL stands beside the head it begins with.
-    assert BESIDE["then-reverse-kl"] == "base" and "twice-as-long-s0" in REPORT["missing"]
     for temperature in TEMPERATURES:
         over_all = [("all sets", temperature, "then-reverse-kl", budget) for budget in BUDGETS]
-        ratios = [float(_ratio(key).split()[0]) for key in over_all]
+        ratios = [CELLS[key]["ratio"]["ratio"] for key in over_all]
         assert ratios == sorted(ratios, reverse=True)
+        for ratio in (ratios[BUDGETS.index(64)], ratios[-1]):
+            assert re.search(rf"\b{100 * (1 - ratio):.1f}\b", prose)
         for name in SETS:
-            for variant in ("then-reverse-kl", "corpus-answers"):
-                assert _ends(_ratio((name, temperature, variant, 64)))[1] < 1
-        changed = [v for v in BESIDE if BESIDE[v] == "base" and f"{v}-s0" in SESSIONS["runs"]]
+            for budget in BUDGETS:
+                assert _ends(_ratio((name, temperature, "then-reverse-kl", budget)))[1] < 1
+            assert _ends(_ratio((name, temperature, "corpus-answers", 64)))[1] < 1
+            assert _ends(_ratio((name, temperature, "twice-as-long", 64)))[0] > 1
+        trained = [v for v in BESIDE if BESIDE[v] == "base" and f"{v}-s0" in SESSIONS["runs"]]
         assert "corpus-answers" == min(
-            changed, key=lambda v: CELLS["all sets", temperature, v, 64]["tau"]
+            trained, key=lambda v: CELLS["all sets", temperature, v, 64]["tau"]
         )
+    tokens = {run: of["data_tokens"] for run, of in SESSIONS["runs"].items()}
+    for run in ("corpus-answers-s0", "base-s0", "greedy-answers-s0", "sampled-answers-s0"):
+        assert f"{tokens[run]:,}" in prose
+        assert re.search(rf"{1200 / SESSIONS['runs'][run]['steps_an_epoch']:.1f}\s+times", prose)
+
+
+def test_what_is_said_of_greedy_and_sampled_answers() -> None:
     for name in SETS:
         assert _ends(_ratio((name, 0.7, "greedy-answers", 64)))[1] < 1
-    low, high = _ends(_ratio(("all sets", 0, "greedy-answers", 64)))
-    assert low < 1 < high
-    tokens = {run: of["data_tokens"] for run, of in SESSIONS["runs"].items()}
-    for run in ("corpus-answers-s0", "base-s0", "greedy-answers-s0"):
-        assert f"{tokens[run]:,}" in prose
-        assert f"{1200 / SESSIONS['runs'][run]['steps_an_epoch']:.1f} times" in prose
+    alone = {"greedy-answers": 0, "sampled-answers": 0.7}
+    for variant, own in alone.items():
+        for temperature in TEMPERATURES:
+            of = [
+                _between(_run(variant), _run("base"), "all sets", temperature, budget)
+                for budget in BUDGETS
+            ]
+            low, high = _ends(of[BUDGETS.index(64)])
+            assert low < 1 < high if temperature == own else high < 1
+            assert max(float(told.split()[0]) for told in of) < 1.01
+
+
+def test_the_size_of_the_head() -> None:
+    tables = _tables("The size of the head")
+    assert len(tables) == len(TEMPERATURES)
+    names = ["layers-1", "layers-2", "layers-5", "block-8", "block-12"]
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for temperature, table in zip(TEMPERATURES, tables, strict=True):
+        assert [row[:2] for row in table] == [[name, "base"] for name in names]
+        for variant, _, *told in table:
+            assert told == [_ratio(("all sets", temperature, variant, b)) for b in BUDGETS]
+            found[variant] += [float(each.split()[0]) for each in told]
+    for one, two, five in zip(*(found[name] for name in names[:3]), strict=True):
+        assert two / one > 1 / two > 1 and 1.04 < five < 1.065
+    assert max(abs(each - 1) for each in found["block-12"]) < 0.0051
+    small = min(found["block-8"])
+    assert small == found["block-8"][len(BUDGETS) - 1] and small == round(1 - 0.024, 3)
+    assert found["block-8"][0] > 1 and found["block-8"][len(BUDGETS)] > 1
+    assert f"{CELLS['gsm8k', 0, 'base', 256]['tau']:.2f} on GSM8K" in PAGE
 
 
 def _ends(ratio: str) -> tuple[float, float]:
@@ -208,23 +247,30 @@ def _ends(ratio: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def test_the_same_training_twice() -> None:
-    first, again = SESSIONS["first_base"], _run("base")
-    assert first["weights_sha256"] != again["weights_sha256"]
-    assert (first["seed"], first["steps"]) == (again["seed"], again["steps"])
+def test_the_same_training_three_times() -> None:
+    assert len({run["weights_sha256"]["model.safetensors"] for run in BASES}) == 3
+    assert {(run["seed"], run["steps"]) for run in BASES} == {(0, 1200)}
+    first, second, third = BASES
+    pairs = {
+        "second to first": (second, first),
+        "third to first": (third, first),
+        "third to second": (third, second),
+    }
     ratios = {
-        (name, temperature, budget): _paired(
-            *(_rounds(run["policies"], name, temperature, budget) for run in (again, first))
-        )
+        (pair, name, temperature, budget): _between(*runs, name, temperature, budget)
+        for pair, runs in pairs.items()
         for name in SETS
         for temperature in TEMPERATURES
         for budget in BUDGETS
     }
-    (table,) = _tables("The same training twice")
-    for temperature, row in zip(TEMPERATURES, table, strict=True):
-        assert row == [str(temperature), *(ratios[name, temperature, 64] for name in SETS)]
+    (table,) = _tables("The same training three times")
+    assert table == [
+        [pair, str(temperature), *(ratios[pair, name, temperature, 64] for name in SETS)]
+        for pair in pairs
+        for temperature in TEMPERATURES
+    ]
     apart = {key: abs(float(told.split()[0]) - 1) for key, told in ratios.items()}
-    over_all = {key: value for key, value in apart.items() if key[0] == "all sets"}
+    over_all = {key: value for key, value in apart.items() if key[1] == "all sets"}
     assert f"{100 * max(over_all.values()):.1f} % at most" in PAGE
     assert f"up to {100 * max(apart.values()):.1f} %" in PAGE
     for key in over_all:
@@ -232,8 +278,20 @@ def test_the_same_training_twice() -> None:
         assert low <= 1 <= high
 
 
-def test_both_sessions_had_the_same_data() -> None:
-    assert SESSIONS["data"]["first"] == SESSIONS["data"]["second"] == REPORT["data"]
+def test_what_broke_off_was_begun_again() -> None:
+    broken, steps = SESSIONS["broken_off"], SESSIONS["first_steps_of_base"]
+    assert f"{broken['metrics'][-1]['step']} steps of base with {broken['error']}" in PAGE
+    assert steps["third"] == broken["metrics"]
+    assert steps["first"][0] != steps["second"][0] != steps["third"][0] != steps["first"][0]
+    again = SESSIONS["runs"][broken["run"]]
+    assert again["session"] == "third" and again["date"] > broken["date"]
+    for run, step in SESSIONS["resumed"].items():
+        assert f"{run.removesuffix('-s0')} after step {step}" in PAGE
+
+
+def test_all_sessions_had_the_same_data() -> None:
+    assert SESSIONS["data"].keys() == SESSIONS["provenance"].keys()
+    assert all(data == REPORT["data"] for data in SESSIONS["data"].values())
     for word in ("greedy", "sampled"):
         assert f"`{REPORT['data'][word]['manifest_sha256'][:8]}...`" in PAGE
     for run in SESSIONS["runs"].values():
@@ -241,21 +299,26 @@ def test_both_sessions_had_the_same_data() -> None:
         assert run["data"] == known
     trained = {run["run"] for run in REPORT["runs"]}
     assert SESSIONS["runs"].keys() == trained
-    started = SESSIONS["runs"]["then-reverse-kl-s0"]["start_head"]["sha256"]
-    assert started == _run("base")["weights_sha256"]
+    for run, base in (("then-reverse-kl-s0", BASES[1]), ("twice-as-long-s0", BASES[2])):
+        assert SESSIONS["runs"][run]["start_head"]["sha256"] == base["weights_sha256"]
     seconds = {
         run["arguments"][run["arguments"].index("--max-seconds") + 1]
         for run in SESSIONS["runs"].values()
     }
-    assert seconds == set(re.findall(r"with (\d{3})\s", PAGE.split("<!-- table: command")[0]))
+    told = PAGE.split("<!-- table: command")[0]
+    assert seconds == set(re.findall(r"with (\d{3})\s", told))
 
 
 def test_the_runs_are_the_recorded_ones() -> None:
     runs = {run["variant"]: run for run in REPORT["runs"] if run["run"] == f"{run['variant']}-s0"}
     rows = re.findall(r"^\| ([\w-]+) \| [^|]+ \| ([\d,]{9,}) \|$", PAGE, re.M)
     assert rows == [(v, f"{runs[v]['parameters']:,}") for v in MEASURED if v in runs]
-    assert len(rows) == 11 and "eleven heads" in PAGE
-    assert {(run["steps"], run["loss_rows"]) for run in REPORT["runs"]} == {(1200, 46_080_000)}
+    assert len(rows) == 18 and "eighteen heads" in PAGE
+    for run in REPORT["runs"]:
+        slots = {row["head_slots"] for row in run["policies"]}
+        assert slots == {int((re.findall(r"block-(\d+)", run["variant"]) or ["16"])[0])}
+        assert (run["steps"], run["loss_rows"]) == (1200, 3_072_000 * (min(slots) - 1))
+        assert f"{run['loss_rows']:,.0f} loss rows" in PAGE
     assert {run["seed"] for run in REPORT["runs"]} == {0}
     assert not {f"{variant}-s0" for variant in runs} & set(REPORT["missing"])
     where = REPORT["provenance"]
