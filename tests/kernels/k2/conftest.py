@@ -58,7 +58,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.C
 
 def _compile(folder: Path, variants: Sequence[Configuration]) -> ctypes.CDLL:
     cases = "".join(f"CASE({one.element},{one.dim},{one.rows})" for one in variants)
-    defines = [flag for flag in build.FLAGS if flag.startswith("-D")]
+    defines = [flag for flag in build.SOURCES.command if flag.startswith("-D")]
     command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *defines]
     done = subprocess.run(
         [*command, f"-DKERNELS={cases}", "-x", "c++", "emulator.cpp", "-o", "emulator.so"],

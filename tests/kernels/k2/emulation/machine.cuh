@@ -113,10 +113,10 @@ inline uint32_t swizzle(uint32_t address) { return address ^ (address >> 7 & 7) 
 
 // What a thread sent arrives in another program.
 inline bool deliver(const Copy& copy) {
-  for (int i = 0; i < fibers::threads; ++i) {
-    // Outside of all threads, where nobody would catch it.
-    if (fibers::all[copy.program * fibers::threads + i].done) fibers::fault = "sent to an ended program";
-  }
+  const auto first = fibers::all.begin() + copy.program * fibers::threads;
+  const auto done = [](const fibers::Fiber& thread) { return thread.done; };
+  // Outside of all threads, where nobody would catch it.
+  if (std::all_of(first, first + fibers::threads, done)) fibers::fault = "sent to an ended program";
   for (const Sent& one : copy.sent) memcpy(bytes(one.to, copy.program), one.values, 16);
   Barrier& barrier = barrier_at(copy.barrier, copy.program);
   barrier.bytes -= 16 * int(copy.sent.size());

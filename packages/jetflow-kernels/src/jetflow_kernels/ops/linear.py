@@ -18,6 +18,7 @@ from jetflow_kernels.ops.linear_plan import (
     Shares,
     configs_for,
 )
+from jetflow_kernels.ops.streamed.variants import Streamed
 from jetflow_kernels.round.checks import LOGITS, expect, expect_contiguous, expect_range
 
 
@@ -41,7 +42,8 @@ def linear(
         weight: [out, in] in the type of ``x``, contiguous.
         bias: [out] in the type of ``x``, contiguous.
         out: [T, out] in the type of ``x``, any row stride, to be written instead of a new tensor.
-        config: how it is cut; None: the first of ``configs_for``.
+        config: how it is cut; None: the first of ``configs_for``. Those of ``streamed_for`` need
+            nvcc once, and rows that copies can read: 16 bytes at a time.
         arrived: int32, zero, at least as many as ``room_for`` says: programs count each other in it
             and leave it zero, so that it serves the next product. No two products may use it at
             once. None: one is made, by a launch more.
@@ -169,9 +171,12 @@ def _run(
     gated: bool,
 ) -> Tensor:
     from jetflow_kernels.ops.linear_launch import launch_few, launch_shares
+    from jetflow_kernels.ops.streamed.launch import launch_streamed
 
     config = config or configs_for(max(x.shape[0], 1), x.dtype, gated=gated)[0]
-    if isinstance(config, Few):
+    if isinstance(config, Streamed):
+        launch_streamed(x, weight, bias, out, config, overlapped=overlapped, gated=gated)
+    elif isinstance(config, Few):
         launch_few(x, weight, bias, out, config, overlapped=overlapped, gated=gated)
     else:
         launch_shares(x, weight, bias, out, config, arrived, overlapped=overlapped, gated=gated)

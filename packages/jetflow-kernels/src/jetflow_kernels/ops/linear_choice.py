@@ -18,6 +18,7 @@ from jetflow_kernels.ops import linear_store
 from jetflow_kernels.ops.linear import room_for
 from jetflow_kernels.ops.linear_measure import TORCH, Timed, measure
 from jetflow_kernels.ops.linear_plan import MOST_ROWS, Config, configs_for
+from jetflow_kernels.ops.streamed.variants import streamed_for
 
 MEMORY_RATES = {"H200": 4.26e12}
 """Bytes a second that a device was measured to read, by what its name holds."""
@@ -47,7 +48,8 @@ class Product:
         """Ours that can run it, by name."""
         if room_for([(self.rows, self.outs)]) > _ROOM:
             return {}
-        return {str(each): each for each in configs_for(self.rows, dtype, gated=self.gated)}
+        written = configs_for(self.rows, dtype, gated=self.gated)
+        return {str(each): each for each in (*written, *streamed_for(self.rows, dtype))}
 
 
 @dataclass(frozen=True, slots=True)

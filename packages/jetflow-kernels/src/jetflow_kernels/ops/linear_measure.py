@@ -17,6 +17,7 @@ from jetflow_kernels.ops.gate import silu_mul
 from jetflow_kernels.ops.linear import gate_up_silu, linear
 from jetflow_kernels.ops.linear_launch import launch_few, launch_shares
 from jetflow_kernels.ops.linear_plan import Config, Few
+from jetflow_kernels.ops.streamed.variants import Streamed, Variant, cubin
 
 TORCH = "torch"
 """Name of torch's product, with our gate behind it if it is gated."""
@@ -101,7 +102,10 @@ def compile_all(
             out = weight.new_empty(rows, outs)
             told = {"overlapped": True, "gated": gated, "compile_only": True}
             for config in configs:
-                if isinstance(config, Few):
+                if isinstance(config, Streamed):
+                    kind = Variant(dtype=weight.dtype, rows=config.rows, gated=gated)
+                    pool.submit(cubin, kind)
+                elif isinstance(config, Few):
                     launch_few(x, weight, None, out, config, **told)
                 else:
                     launch_shares(x, weight, None, out, config, arrived, **told)

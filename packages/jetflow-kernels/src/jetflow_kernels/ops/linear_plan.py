@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from jetflow_kernels.ops.streamed.variants import Streamed
+
 MOST_ROWS = 256
 """Rows that a product of few rows has at most."""
 FEW_ROWS = 4
@@ -73,7 +75,7 @@ class Few:
         return f"threads {self.columns}x{self.depth}, {self.warps} warps"
 
 
-Config = Shares | Few
+Config = Shares | Few | Streamed
 
 
 class _Sizes(NamedTuple):

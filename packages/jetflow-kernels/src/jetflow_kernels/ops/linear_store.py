@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from jetflow_kernels import timing
-from jetflow_kernels.attention.k2.build import cache_folder
+from jetflow_kernels.nvcc import cache_folder
+from jetflow_kernels.ops.streamed.variants import SOURCES
 
 FORMAT = "jetflow-products/1"
-_SOURCES = ("linear_kernel", "linear_few_kernel", "linear_plan", "linear_launch")
+_SOURCES = ("linear_kernel", "linear_few_kernel", "linear_plan", "linear_launch", "streamed/launch")
 
 
 def key_of(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def key_of(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """
     folder = Path(__file__).parent
     code = b"".join((folder / f"{name}.py").read_bytes() for name in _SOURCES)
+    code += SOURCES.key.encode()
     versions = timing.environment()
     return {
         "device": torch.cuda.get_device_name(device),

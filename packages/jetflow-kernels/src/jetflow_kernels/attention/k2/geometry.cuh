@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "matrix.cuh"
+
 constexpr int MOST_SHARES = 8;  // programs of a cluster
 
 // A kernel for one type, head dim and number of packed rows of a tile.
@@ -71,12 +73,6 @@ __device__ __forceinline__ int chunk_length(int prefix, int rows, int heads) {
   return even < PLAN_MIN_CHUNK ? PLAN_MIN_CHUNK : even;
 }
 
-// Where 16 bytes of a row are in a half tile: what the copy engine's 128-byte swizzle does to rows
-// of 128 bytes that start at a multiple of 1024.
-__device__ __forceinline__ int swizzled(int row, int sixteenth) {
-  return row * 128 + ((sixteenth ^ (row & 7)) << 4);
-}
-
 // Box ``index`` of a tile: its half and its first row; halves are innermost.
 __device__ __forceinline__ int box_half(int index, int halves) { return index % halves; }
 __device__ __forceinline__ int box_row(int index, int halves, int height) {
@@ -97,13 +93,4 @@ __device__ __forceinline__ uint64_t visible(
   int left = end - start;
   if (left <= 0) return 0;
   return left < 64 ? bits & ((1ull << left) - 1) : bits;
-}
-
-// A matrix of 128-byte rows in shared memory with the 128-byte swizzle: groups of 8 rows follow
-// each other. ``half_bytes`` is how far the next 64 values of a row are, where one multiplication
-// takes both halves as its columns.
-__device__ __forceinline__ uint64_t matrix(uint32_t address, int half_bytes) {
-  constexpr uint64_t SWIZZLE_128 = 1ull << 62;
-  constexpr uint64_t EIGHT_ROWS = (1024ull >> 4) << 32;
-  return SWIZZLE_128 | EIGHT_ROWS | (uint64_t(half_bytes) >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }

@@ -2,8 +2,8 @@
 #pragma once
 #include <stdint.h>
 
-#include "geometry.cuh"
 #include "machine.cuh"
+#include "matrix.cuh"
 
 struct Half {
   // Two values in one register, the first in the lower half.

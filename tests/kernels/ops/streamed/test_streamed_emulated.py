@@ -1,0 +1,95 @@
+"""The kernel's sources, run on the CPU, equal the reference; no schedule hangs or changes them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jetflow_kernels.ops.linear import gate_up_silu_reference, linear_reference
+from jetflow_kernels.ops.linear_measure import apart
+from jetflow_kernels.ops.streamed.launch import ProductParams
+from jetflow_kernels.ops.streamed.variants import (
+    COLUMNS,
+    STEP,
+    THREADS,
+    VARIANTS,
+    Streamed,
+    Variant,
+)
+
+# Rows, columns of the result, inner dimension, rows of a tile, shares, type, gated.
+BF16, FP16 = torch.bfloat16, torch.float16
+QUICK: list[tuple[Any, ...]] = [
+    (1, 128, 64, 16, 1, BF16, False),
+    (16, 132, 584, 16, 2, BF16, False),
+    (5, 68, 136, 16, 1, BF16, True),
+    (9, 64, 320, 16, 4, BF16, True),
+]
+SLOW: list[tuple[Any, ...]] = [
+    (3, 260, 1000, 16, 4, FP16, False),
+    (21, 140, 712, 32, 2, BF16, False),
+    (32, 100, 640, 32, 4, FP16, True),
+    (64, 128, 456, 64, 1, BF16, False),
+    (50, 200, 512, 64, 4, FP16, False),
+    (33, 72, 264, 64, 2, BF16, True),
+    (128, 128, 320, 128, 2, BF16, False),
+    (100, 64, 200, 128, 1, FP16, True),
+    (128, 72, 584, 128, 4, BF16, True),
+]
+
+
+def _check(emulate: Callable[..., Any], case: Any) -> None:
+    rows, outs, ins, tile, shares, dtype, gated = case
+    generator = torch.Generator().manual_seed(sum(case[:5]))
+    halves = 2 if gated else 1
+    # Rows of a wider matrix.
+    x = torch.randn(rows, ins + 8, generator=generator).to(dtype)[:, :ins]
+    weight = (torch.randn(halves * outs, ins, generator=generator) / ins**0.5).to(dtype)
+    bias = None if gated or rows % 2 else torch.randn(outs, generator=generator).to(dtype)
+    config = Streamed(rows=tile, shares=shares)
+    want = gate_up_silu_reference(x, weight) if gated else linear_reference(x, weight, bias)
+    first = emulate(x, weight, bias, config=config, gated=gated, seed=1)
+    assert apart(first, want, gated=gated) is None
+    again = emulate(x, weight, bias, config=config, gated=gated, seed=2)
+    assert torch.equal(first, again)
+    # A row's bits depend on no other row.
+    alone = emulate(x[:1], weight, bias, config=config, gated=gated, seed=3)
+    assert torch.equal(alone, first[:1])
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_short(emulate: Callable[..., Any], case: Any) -> None:
+    _check(emulate, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=str)
+def test_further(emulate_any: Callable[..., Any], case: Any) -> None:
+    _check(emulate_any, case)
+
+
+def test_sizes_are_those_of_the_host(quick: ctypes.CDLL) -> None:
+    assert quick.emulated_params_size() == ctypes.sizeof(ProductParams)
+    for index, variant in enumerate(quick.variants):
+        _compare_sizes(quick, index, variant)
+
+
+def _compare_sizes(library: Any, index: int, variant: Variant) -> None:
+    sizes = (ctypes.c_int * 7)()
+    library.emulated_sizes(index, sizes)
+    columns, step, stages, threads, shared, most, registers = sizes
+    assert (columns, step, threads) == (COLUMNS, STEP, THREADS)
+    assert stages == Streamed(rows=variant.rows, shares=1).stages
+    assert shared == variant.shared_bytes
+    assert most == (4 if variant.gated else 8)
+    assert registers <= 65536
+
+
+@pytest.mark.slow
+def test_all_sizes(compiled: Callable[..., Any]) -> None:
+    library = compiled(VARIANTS)
+    for index, variant in enumerate(VARIANTS):
+        _compare_sizes(library, index, variant)
