@@ -198,6 +198,7 @@ def test_counters_sum() -> None:
     counters.drafted("chain", "penalties")
     counters.verified(TREE, Accepted((1, 3), (1, 3), 8), branching=True, moved=1)
     counters.verified(CHAIN, Accepted((1,), (1,), 8), branching=False, moved=0)
+    counters.decoded()
     assert counters.to_dict() == {
         "rounds": 2,
         "branching": 1,
@@ -207,4 +208,8 @@ def test_counters_sum() -> None:
         "accepted_by_depth": {1: 2, 2: 1},
         "shapes": {"tree": 1, "chain": 1},
         "reasons": {"penalties": 1},
+        "plain": 1,
+        "rows": {3: 1, 5: 1},
+        "depths": {2: 2},
+        "auto": {},
     }

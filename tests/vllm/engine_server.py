@@ -95,6 +95,27 @@ def test_vllms_metrics_count_nodes_and_depths(url: str) -> None:
     assert by_depth == found["vllm:spec_decode_num_accepted_tokens_total"]
 
 
+def test_our_metrics_come_from_the_workers_process(client: openai.OpenAI, url: str) -> None:
+    before = _quiet(url)
+    reply = _ask(client, SETS["greedy"][0][0], extra_body={"ignore_eos": True})
+    after = _quiet(url)
+
+    def grew(name: str) -> float:
+        return after[name] - before[name]
+
+    nodes, kept = grew("jetflow:nodes_total"), grew("jetflow:accepted_by_depth_total")
+    assert nodes == grew("vllm:spec_decode_num_draft_tokens_total") > 0
+    assert kept == grew("vllm:spec_decode_num_accepted_tokens_total")
+    rounds = grew("jetflow:rounds_total")
+    assert rounds == grew("jetflow:round_rows_count")
+    assert grew("jetflow:tree_depth_count") == grew("vllm:spec_decode_num_drafts_total")
+    # What was kept behind the last token wanted is not written.
+    assert 0 <= rounds + kept - reply.usage.completion_tokens <= 7
+    # Whose client has gone was verified too, which vLLM does not count.
+    assert after["jetflow:nodes_total"] >= after["vllm:spec_decode_num_draft_tokens_total"]
+    assert after["jetflow:fallbacks_total"] > 0
+
+
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 1.0, "extra_body": {"min_p": 0.1}}, {"logit_bias": {"5": 10.0}}],

@@ -58,7 +58,22 @@ _DRAFT_MODEL = (
     ),
 )
 
-_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + RUNNER_V1 + RUNNER_V2
+_METRICS = (
+    Hook("vllm.plugins", "STAT_LOGGER_PLUGINS_GROUP", "our metrics in the server's process"),
+    Hook(
+        "vllm.v1.metrics.loggers",
+        "StatLoggerBase.record",
+        "told of every step",
+        ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+    ),
+    Hook("vllm.v1.metrics.loggers", "AggregateStatLoggerBase", "one logger for all engines"),
+    Hook("vllm.v1.metrics.loggers", "PrometheusStatLogger._counter_cls", "counters like vLLM's"),
+    Hook("vllm.v1.metrics.loggers", "PrometheusStatLogger._gauge_cls", "gauges like vLLM's"),
+    Hook("vllm.v1.metrics.loggers", "PrometheusStatLogger._histogram_cls", "histograms like these"),
+    Hook("vllm.config.vllm", "VllmConfig.instance_id", "names an engine in all its processes"),
+)
+
+_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + _METRICS + RUNNER_V1 + RUNNER_V2
 
 HOOKS: dict[str, tuple[Hook, ...]] = {"0.32": _SHARED, "0.33": _SHARED}
 """The hooks of each vLLM release line, by its first two numbers."""

@@ -18,6 +18,20 @@ class Shape(StrEnum):
     PLAIN = "plain"
 
 
+REASONS = {
+    "structured_output": Shape.CHAIN,
+    "penalties": Shape.CHAIN,
+    "bad_words": Shape.CHAIN,
+    "thinking_budget": Shape.PLAIN,
+    "logprob_token_ids": Shape.PLAIN,
+    "off": Shape.PLAIN,
+    "no budget": Shape.PLAIN,
+}
+"""Every reason not to draft a tree, with what is drafted instead."""
+_NEEDS = ("thinking_budget", "logprob_token_ids", "structured_output", "penalties", "bad_words")
+"""Fields of what was asked, the most confining first."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
     """Of a request's sampling parameters what decides its shape."""
@@ -52,21 +66,21 @@ def choose(asked: Asked) -> Choice:
     if asked.budget is None:
         return _by_needs(asked)
     if asked.budget == "off":
-        return Choice(Shape.PLAIN, "off")
+        return _because("off")
     # A truth value is an int too, and no budget.
     if type(asked.budget) is not int or asked.budget < 1:
-        return Choice(Shape.PLAIN, "no budget")
+        return _because("no budget")
     if asked.budget == 1:
-        return Choice(Shape.PLAIN, "off")
+        return _because("off")
     return replace(_by_needs(asked), budget=asked.budget)
 
 
 def _by_needs(asked: Asked) -> Choice:
-    if asked.thinking_budget:
-        return Choice(Shape.PLAIN, "thinking_budget")
-    if asked.logprob_token_ids:
-        return Choice(Shape.PLAIN, "logprob_token_ids")
-    for name in ("structured_output", "penalties", "bad_words"):
+    for name in _NEEDS:
         if getattr(asked, name):
-            return Choice(Shape.CHAIN, name)
+            return _because(name)
     return Choice(Shape.TREE)
+
+
+def _because(reason: str) -> Choice:
+    return Choice(REASONS[reason], reason)

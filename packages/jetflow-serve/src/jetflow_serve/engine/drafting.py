@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from jetflow_tree import Candidates
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from jetflow_serve.blocks import Blocks, lay_out
 from jetflow_serve.context_rows import ContextRows
+from jetflow_serve.drafts import Ask
 from jetflow_serve.engine.draft_model import JetFlowDraftModel, block_rows
 
 RunBlocks = Callable[[Tensor, Blocks, Tensor], Tensor]
@@ -19,21 +19,6 @@ RunBlocks = Callable[[Tensor, Blocks, Tensor], Tensor]
 
 class NonFiniteDraft(RuntimeError):
     """The draft head gave scores that are not finite; the message names the requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request that is drafted for."""
-
-    request: str
-    index: int
-    """Its place in the batch."""
-    root: int
-    """Its last committed token."""
-    place: int
-    """Where that token stands in the text."""
-    depth: int
-    """Deepest depth wanted, at least 1."""
 
 
 def features_in_order(tapped: Sequence[Tensor], layers: Sequence[int], rows: int) -> Tensor:

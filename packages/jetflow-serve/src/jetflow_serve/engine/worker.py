@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from jetflow_serve.check import require_hooks
 from jetflow_serve.engine.attention import NAME, TreeAttentionImpl
 from jetflow_serve.engine.settings import read_settings
+from jetflow_serve.metrics.board import Board, board_file
+from jetflow_serve.metrics.posting import WORKER_PART, worker_series, worker_values
 
 
 class TreeWorker(CPUWorker):
@@ -40,6 +43,8 @@ class TreeWorker(CPUWorker):
         super().init_device()
         runner = _runner_class(self.use_v2_model_runner)
         self.model_runner = runner(self.vllm_config, torch.device("cpu"))
+        # All workers of an engine count the same.
+        self._board = _new_board(self.vllm_config) if self.is_driver_worker else None
 
     def load_model(self, *args: Any, **options: Any) -> None:
         """As vLLM's; then every layer of the target must attend with our class."""
@@ -52,9 +57,33 @@ class TreeWorker(CPUWorker):
                     f"layer {name} attends with {type(impl).__name__}, which knows no trees"
                 )
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """As vLLM's; then the server may read what the step counted."""
+        output = super().sample_tokens(grammar_output)
+        if self._board is not None:
+            self._board.post(worker_values(self.model_runner.counters))
+        return output
+
+    def shutdown(self) -> None:
+        """As vLLM's; nobody reads the board any more."""
+        if (board := getattr(self, "_board", None)) is not None:
+            board.unlink()
+        super().shutdown()
+
     def jetflow_counters(self) -> dict[str, Any]:
         """What trees did so far; ``LLM.collective_rpc("jetflow_counters")`` asks for it."""
         return self.model_runner.counters.to_dict()
+
+
+def _new_board(config: VllmConfig) -> Board:
+    """Where this worker's counters are read from; gone when this process ends."""
+    settings = read_settings(config)
+    series = worker_series(settings.depth, 1 + config.speculative_config.num_speculative_tokens)
+    rank = config.parallel_config.data_parallel_index
+    board = Board.create(board_file(config.instance_id, WORKER_PART, rank), series)
+    # A process that is asked to end leaves through here; one that is killed leaves a small file.
+    atexit.register(board.unlink)
+    return board
 
 
 def _runner_class(version_2: bool) -> Any:

@@ -23,7 +23,12 @@ class Metric:
     """What it counts, one sentence."""
     labels: tuple[str, ...] = ()
     """Beside vLLM's own."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's."""
 
+
+GAPS = tuple(float(f"{10 ** (step / 4):.2g}") for step in range(-24, 9))
+"""Bounds that gaps of logits are rounded up to, from a millionth to a hundred."""
 
 ROUNDS = Metric(
     name="jetflow:rounds",
@@ -46,11 +51,13 @@ ROUND_ROWS = Metric(
     name="jetflow:round_rows",
     kind="histogram",
     text="Rows of one request's verify pass, root included; 1 is plain decoding.",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
 )
 TREE_DEPTH = Metric(
     name="jetflow:tree_depth",
     kind="histogram",
     text="Deepest depth of a verified tree or chain.",
+    buckets=(*range(1, 17), 24, 32, 64),
 )
 FALLBACKS = Metric(
     name="jetflow:fallbacks",
@@ -90,6 +97,7 @@ AUDIT_GAP = Metric(
     name="jetflow:audit_gap",
     kind="histogram",
     text="Where an audited request diverged: by how much plain decoding's logits favour its token.",
+    buckets=GAPS,
 )
 
 METRICS = (

@@ -16,6 +16,7 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 
 from jetflow_serve.blocks import Blocks
 from jetflow_serve.context_rows import ContextRows
+from jetflow_serve.drafts import Ask
 from jetflow_serve.engine import drafting
 from jetflow_serve.engine.draft_model import JetFlowDraftModel
 
@@ -44,7 +45,7 @@ class TreeProposer(DFlashProposer):
 
     @torch.inference_mode()
     def draft(
-        self, asks: Sequence[drafting.Ask], last: Tensor, common: CommonAttentionMetadata
+        self, asks: Sequence[Ask], last: Tensor, common: CommonAttentionMetadata
     ) -> list[Candidates]:
         """As ``drafting.draft``; ``common`` is the step's metadata."""
 

@@ -23,10 +23,11 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from jetflow_serve import stage
 from jetflow_serve.context_rows import context_rows
 from jetflow_serve.cpu_cache import move_rows
+from jetflow_serve.drafts import Drafts, Picked
 from jetflow_serve.drawing import Seeds
 from jetflow_serve.engine.attention import tree_rows
-from jetflow_serve.engine.drafting import Ask, features_in_order
-from jetflow_serve.engine.requests import Drafts
+from jetflow_serve.engine.drafting import features_in_order
+from jetflow_serve.engine.requests import choice_of
 from jetflow_serve.engine.settings import read_settings
 from jetflow_serve.v1.outputs import sampler_output
 from jetflow_serve.v1.proposer import TreeProposer
@@ -58,7 +59,8 @@ class TreeModelRunner(CPUModelRunner):
         for warning in self._settings.warnings:
             logger.warning("%s", warning)
         self.drafter = TreeProposer(vllm_config, device, self)
-        self._drafts = Drafts(self._settings, self.max_model_len)
+        settings = self._settings
+        self._drafts = Drafts(settings.head, settings.options, self.max_model_len)
         self.counters = self._drafts.counters
         self._seeds = Seeds(vllm_config.model_config.seed or 0)
         self._step: Step | None = None
@@ -140,7 +142,7 @@ class TreeModelRunner(CPUModelRunner):
             if entry is None:
                 continue
             own = stage.moves(entry, accepted)
-            self.counters.verified(entry.tree, accepted, entry.branches, len(own))
+            self._drafts.verified(entry, accepted, len(own))
             pairs += own
         if pairs:
             slots = self._slots()
@@ -189,16 +191,15 @@ class TreeModelRunner(CPUModelRunner):
         features = features_in_order(aux_hidden_states, taps, total)
         last = self.drafter.observe(features, rows, self._slots())
         nodes = min(scheduler_output.num_spec_tokens_to_schedule, self.num_spec_tokens)
-        asks = self._asks(step, nodes)
+        asks = self._drafts.plan(self._picked(step), nodes)
         candidates = self.drafter.draft(asks, last, common_attn_metadata)
         drafts: list[list[int]] = [[] for _ in step.scheduled]
-        for ask, found in zip(asks, candidates, strict=True):
-            params = self._params(ask.request)
-            drafts[ask.index] = list(self._drafts.grow(ask, found, params, nodes))
+        for ask, tokens in zip(asks, self._drafts.grow(asks, candidates), strict=True):
+            drafts[ask.index] = tokens
         return drafts
 
-    def _asks(self, step: Step, nodes: int) -> list[Ask]:
-        asks = []
+    def _picked(self, step: Step) -> list[Picked]:
+        found = []
         for index, request in enumerate(self.input_batch.req_ids):
             self._drafts.forget(request)
             if self.discard_request_mask.np[index]:
@@ -208,10 +209,10 @@ class TreeModelRunner(CPUModelRunner):
             place = step.contexts[index] + step.scheduled[index]
             if (entry := step.staged[index]) is not None:
                 place = entry.context + 1 + len(kept.nodes)
-            depth = self._drafts.depth(place, nodes)
-            if depth:
-                asks.append(Ask(request, index, kept.correction, place, depth))
-        return asks
+            params = self._params(request)
+            choice, temperature = choice_of(params), params.temperature
+            found.append(Picked(request, index, kept.correction, place, choice, temperature))
+        return found
 
     def _params(self, request: str) -> SamplingParams:
         params = self.requests[request].sampling_params

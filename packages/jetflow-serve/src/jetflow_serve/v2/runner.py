@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 
-from jetflow_serve.engine.requests import Drafts
+from jetflow_serve.drafts import Drafts
 from jetflow_serve.engine.settings import read_settings
 from jetflow_serve.v2.speculator import TreeSpeculator
 from jetflow_serve.v2.state import TreeModelState
@@ -32,7 +32,7 @@ class TreeModelRunner(CPUModelRunner):
         for warning in settings.warnings:
             logger.warning("%s", warning)
         super().__init__(vllm_config, device)
-        self._shared = Shared(Drafts(settings, self.max_model_len))
+        self._shared = Shared(Drafts(settings.head, settings.options, self.max_model_len))
         self.counters = self._shared.drafts.counters
         self.speculator = TreeSpeculator(vllm_config, device)
         self.speculator.shared = self._shared

@@ -13,8 +13,10 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
 from jetflow_serve.blocks import Blocks
 from jetflow_serve.context_rows import context_rows
+from jetflow_serve.drafts import Ask, Picked
 from jetflow_serve.engine import drafting
 from jetflow_serve.engine.draft_model import JetFlowDraftModel
+from jetflow_serve.engine.requests import choice_of
 from jetflow_serve.v2.step import Shared
 
 
@@ -59,25 +61,24 @@ class TreeSpeculator(DFlashSpeculator):
         last = drafting.observe(self.model, features, rows, slots)
         nodes = num_speculative_tokens
         nodes = self.num_speculative_steps if nodes is None else nodes
-        asks = self._asks(input_batch, num_sampled, last_sampled, nodes)
-        for ask, found in zip(asks, self.draft(asks, last, count), strict=True):
-            tokens = shared.drafts.grow(ask, found, shared.params[ask.request], nodes)
+        picked = self._picked(input_batch, num_sampled, last_sampled)
+        asks = shared.drafts.plan(picked, nodes)
+        grown = shared.drafts.grow(asks, self.draft(asks, last, count))
+        for ask, tokens in zip(asks, grown, strict=True):
             self.draft_tokens[ask.index, : len(tokens)] = torch.tensor(tokens)
         return self.draft_tokens[:count]
 
-    def draft(self, asks: list[drafting.Ask], last: Tensor, count: int) -> list[Candidates]:
+    def draft(self, asks: list[Ask], last: Tensor, count: int) -> list[Candidates]:
         """As ``drafting.draft``, for a batch of ``count`` requests."""
         group = self.draft_kv_cache_group_id
         tables = self.block_tables.input_block_tables[group][:count]
         block = self.block_tables.block_sizes[group]
         return drafting.draft(self.model, asks, last, tables, block, self._run_blocks)
 
-    def _asks(
-        self, batch: Any, num_sampled: Tensor, last_sampled: Tensor, nodes: int
-    ) -> list[drafting.Ask]:
+    def _picked(self, batch: Any, num_sampled: Tensor, last_sampled: Tensor) -> list[Picked]:
         shared = self.shared
         roots = last_sampled[batch.idx_mapping].flatten().tolist()
-        asks = []
+        found = []
         for index, request in enumerate(batch.req_ids):
             shared.drafts.forget(request)
             if not int(num_sampled[index]):
@@ -86,9 +87,10 @@ class TreeSpeculator(DFlashSpeculator):
             place = shared.contexts[index] + shared.scheduled[index]
             if (entry := shared.staged[index]) is not None:
                 place = entry.context + 1 + len(shared.kept[index].nodes)
-            if depth := shared.drafts.depth(place, nodes):
-                asks.append(drafting.Ask(request, index, roots[index], place, depth))
-        return asks
+            params = shared.params[request]
+            choice, temperature = choice_of(params), params.temperature
+            found.append(Picked(request, index, roots[index], place, choice, temperature))
+        return found
 
     def _run_blocks(self, rows: Tensor, blocks: Blocks, tables: Tensor) -> Tensor:
         groups = len(self.kv_cache_config.kv_cache_groups)

@@ -75,8 +75,7 @@ class TreeModelState(DefaultModelState):
         for entry, accepted in zip(self.shared.staged, self.shared.kept, strict=True):
             if entry is not None:
                 own = stage.moves(entry, accepted)
-                counters = self.shared.drafts.counters
-                counters.verified(entry.tree, accepted, entry.branches, len(own))
+                self.shared.drafts.verified(entry, accepted, len(own))
                 pairs += own
         if pairs:
             sources, targets = (self._slots[list(rows)] for rows in zip(*pairs, strict=True))

@@ -11,7 +11,7 @@ from jetflow_tree import Accepted
 from vllm.sampling_params import SamplingParams
 
 from jetflow_serve import stage
-from jetflow_serve.engine.requests import Drafts
+from jetflow_serve.drafts import Drafts
 
 _NOTHING = Accepted((), (), 0)
 
