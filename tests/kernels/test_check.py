@@ -1,9 +1,11 @@
 """The lists that a GPU is checked with: their parts here, and all of them small, interpreted."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +39,18 @@ def test_the_dense_answer_is_the_references(packed: bool) -> None:
     want, want_lse = batch.answer()
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
     torch.testing.assert_close(lse, want_lse.float(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(batch.by_torch()[:70], want[:70], rtol=0, atol=1e-12)
+    torch.testing.assert_close(batch.rounded()[:70], want[:70], rtol=0, atol=1e-12)
     assert batch.arguments["k_pool"].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_rounded_is_off_by_some_roundings(dtype: torch.dtype) -> None:
+    batch = make_batch((3, 0, 66, 1), (4, 9, 300, 0), Shape(dtype=dtype), "cpu")
+    want, _ = batch.answer()
+    off = (batch.rounded().double() - want).abs()
+    # Weights and result, each by half a step; values are at most 5.
+    assert 0 < float(off.max()) < 5 * torch.finfo(dtype).eps
+    assert not batch.rounded()[70:].any()
 
 
 def test_pages_are_all_that_changes() -> None:
@@ -108,6 +120,41 @@ def test_a_failure_is_the_exit_code(
     assert stopped.value.code == 1
     assert "RuntimeError: bits differ" in capsys.readouterr().out
     assert json.loads(out.read_text(encoding="utf-8"))["failed"] == 1
+
+
+CAPTURED = {
+    "graph replays", "products in one graph", "products that were chosen",
+    "whole rounds in one graph",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_what_captures_says_so(small: bool) -> None:
+    tasks = program.all_tasks(["triton", "cuda", "flash"], small=small)
+    assert {task.list for task in tasks if task.captures} == CAPTURED
+    assert not CAPTURED & {task.list for task in tasks if not task.captures}
+
+
+def test_eager_leaves_out_by_name_what_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    captured = replace(a_task(broken), list="a list of graphs", captures=True)
+    monkeypatch.setattr(
+        program, "all_tasks", lambda backends, small: [captured, a_task(partial(held, checks=2))]
+    )
+    out = tmp_path / "check.json"
+    for eager, left_out, failed in ((["--eager"], ["a list of graphs"], 0), ([], [], 1)):
+        with contextlib.suppress(SystemExit):
+            program.main(["--out", str(out), "--jobs", "1", *eager])
+        report = json.loads(out.read_text(encoding="utf-8"))
+        assert (report["left_out"], report["failed"]) == (left_out, failed)
+    capsys.readouterr()
+    program.main(["--names", "--eager"])
+    assert capsys.readouterr().out == "a list\n"
+    with pytest.raises(SystemExit):
+        program.main(["--names", "--eager", "--only", "graphs"])
+    assert "no list that can be run has 'graphs' in its name" in capsys.readouterr().err
 
 
 @pytest.mark.slow

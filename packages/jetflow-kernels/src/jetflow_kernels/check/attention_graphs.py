@@ -98,4 +98,5 @@ def tasks(backends: Sequence[Backend], *, small: bool) -> Iterator[Task]:
                 list="graph replays", backend=backend, dtype=names(dtype),
                 case=f"{len(rounds)} rounds and back",
                 run=partial(replays, backend=backend, shape=shape, rounds=rounds),
+                captures=True,
             )  # fmt: skip

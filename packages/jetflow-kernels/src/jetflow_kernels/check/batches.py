@@ -48,16 +48,22 @@ class Batch:
             lse[rows] = scores.logsumexp(-1).T
         return out, lse
 
-    def by_torch(self) -> Tensor:
-        """The same by torch's attention, in the type of the queries."""
+    def rounded(self) -> Tensor:
+        """The same where a fused kernel of the type of the queries rounds: weights and result.
+
+        Weights of keys are rounded before they are put on a scale, sums are exact.
+        """
         q = self.arguments["q"]
         out = torch.zeros_like(q)
-        attend = torch.nn.functional.scaled_dot_product_attention
         for request, count in enumerate(self.nodes):
-            if count:
-                queries, k, v = (x[None] for x in self._heads_first(request, q.dtype))
-                got = attend(queries, k, v, attn_mask=self.seen[request])
-                out[self.rows_of(request)] = got[0].transpose(0, 1)
+            if not count:
+                continue
+            queries, k, v = self._heads_first(request, torch.float64)
+            scores = queries @ k.transpose(1, 2) * q.shape[2] ** -0.5
+            scores = scores.masked_fill(~self.seen[request], -torch.inf)
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            mixed = weights.to(q.dtype).double() @ v / weights.sum(-1, keepdim=True)
+            out[self.rows_of(request)] = mixed.transpose(0, 1).to(q.dtype)
         return out
 
     def _heads_first(self, request: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

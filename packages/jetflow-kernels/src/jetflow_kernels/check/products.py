@@ -172,8 +172,13 @@ def _run(
 def tasks(*, small: bool) -> Iterator[Task]:
     """The lists; ``small`` for Triton's interpreter."""
 
-    def task(name: str, dtype: torch.dtype, case: str, run: partial[tuple[int, float]]) -> Task:
-        return Task(list=name, backend="triton", dtype=names(dtype), case=case, run=run)
+    def task(
+        name: str, dtype: torch.dtype, case: str, run: partial[tuple[int, float]], *,
+        captures: bool = True,
+    ) -> Task:  # fmt: skip
+        return Task(
+            list=name, backend="triton", dtype=names(dtype), case=case, run=run, captures=captures
+        )
 
     hidden, inner, layers = (24, 40, 2) if small else (2048, 4096, 12)
     kind = torch.float16 if small else torch.bfloat16
@@ -199,4 +204,4 @@ def tasks(*, small: bool) -> Iterator[Task]:
             told = f"{rows} rows, {outs}x{ins}{', gated' if gated else ''}"
             yield task("products", dtype, told, partial(
                 values, dtype=dtype, rows=rows, outs=outs, ins=ins, gated=gated
-            ))  # fmt: skip
+            ), captures=False)  # fmt: skip

@@ -230,8 +230,10 @@ def tasks(*, small: bool) -> Iterator[Task]:
             for key, value in sizes.items()
             if key != "sizes"
         )
-        run = partial(run, **sizes)
-        return Task(list=name, backend="triton", dtype=told, case=case, run=run)
+        return Task(
+            list=name, backend="triton", dtype=told, case=case, run=partial(run, **sizes),
+            captures=run is whole_rounds,
+        )  # fmt: skip
 
     floats = (torch.bfloat16, torch.float32, torch.float64)
     shapes: tuple[tuple[int, int], ...] = ((15, 16), (15, 7), (1, 1), (5, 33), (63, 3), (4, 128))
@@ -292,9 +294,6 @@ def tasks(*, small: bool) -> Iterator[Task]:
             accepted=2, features=4,
         )  # fmt: skip
     yield task(
-        "whole rounds in one graph",
-        torch.bfloat16,
-        whole_rounds,
-        sizes=sizes,
+        "whole rounds in one graph", torch.bfloat16, whole_rounds, sizes=sizes,
         rounds=2 if small else 8,
-    )
+    )  # fmt: skip

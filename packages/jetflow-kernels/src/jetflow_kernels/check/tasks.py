@@ -25,6 +25,8 @@ class Task:
     run: Callable[[str], tuple[int, float]]
     """Takes the device; returns how many checks held and the largest error, or raises. Can be
     pickled."""
+    captures: bool = False
+    """Whether it captures CUDA graphs, or measures by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
