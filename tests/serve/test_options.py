@@ -57,7 +57,9 @@ def test_the_section_is_read() -> None:
     ("section", "said"),
     [
         ({"mode": "bush"}, "mode is one of tree, chain; got 'bush'"),
-        ({"budget": 0}, "budget must be a whole number from 1 to 4096; got 0"),
+        ({"budget": 0}, 'budget must be a whole number from 1 to 4096 or "auto"; got 0'),
+        ({"budget": "most"}, "got 'most'"),
+        ({"depth": "auto"}, "from 1 to 1024; got 'auto'"),
         ({"budget": True}, "got True"),
         ({"depth": "5"}, "depth must be a whole number from 1 to 1024; got '5'"),
         ({"max_children": 1.5}, "max_children"),
@@ -79,6 +81,7 @@ def test_a_head_that_only_says_causal_head_is_refused_with_the_fix() -> None:
 
 
 def test_what_fits_is_served_without_a_word() -> None:
+    assert check_engine(ENGINE, HEAD, ServeOptions(budget="auto")) == []
     assert check_engine(ENGINE, HEAD, ServeOptions(budget=64, depth=7, max_children=16)) == []
 
 
@@ -97,6 +100,7 @@ def test_what_fits_is_served_without_a_word() -> None:
         ({"cache_dtype": "fp8"}, {}, "KV cache of type fp8"),
         ({"async_scheduling": True}, {}, "--no-async-scheduling"),
         ({"data_parallel": 2, "width_by_load": True}, {}, "data parallel with width by load"),
+        ({"width_by_load": True}, {"budget": "auto"}, "both choose by load"),
         ({}, {"budget": 63}, "num_speculative_tokens must be 62; it is 63"),
         ({}, {"depth": 8}, "depth 8 is more than this head drafts: 1..7"),
         ({}, {"max_children": 17}, "more than the head's 16 candidates"),

@@ -31,6 +31,15 @@ def test_the_options_of_speculation_are_filled_in() -> None:
     assert arguments[-3:] == ["--port", "5", "-q"]
 
 
+def test_budget_auto_is_said_in_the_section_and_its_most_to_vllm() -> None:
+    section = tree_section(ServeOptions(budget="auto"))
+    arguments = server_arguments("t", "h", 33, [], section)
+    assert json.loads(_value(arguments, "--speculative-config"))["num_speculative_tokens"] == 32
+    assert json.loads(_value(arguments, "--additional-config")) == {
+        "jetflow": {"mode": "tree", "budget": "auto"}
+    }
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_the_users_own_additional_config_is_kept(joined: bool) -> None:
     own = json.dumps({"other": 1, "jetflow": {"max_children": 4}})

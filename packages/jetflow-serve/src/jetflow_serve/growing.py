@@ -33,9 +33,21 @@ def grow(
     Returns:
         At most ``nodes`` + 1 rows.
     """
+    return grow_scored(root, scored(candidates, temperature, head), shape, nodes, options)
+
+
+def scored(candidates: Candidates, temperature: float, head: HeadConfig) -> Candidates:
+    """Candidates as a request at ``temperature`` reads their scores."""
+    scoring = head_scoring(head, temperature)
+    return candidates if scoring is None else scoring(candidates)
+
+
+def grow_scored(
+    root: int, candidates: Candidates, shape: Shape, nodes: int, options: ServeOptions
+) -> Tree:
+    """As ``grow``, of candidates whose scores are taken as they are."""
     if shape is Shape.PLAIN or nodes < 1 or not candidates.depth:
         return Tree.root_only(root)
     if shape is Shape.CHAIN or options.mode == "chain":
         return Chain().build(root, candidates, nodes + 1)
-    scoring = head_scoring(head, temperature)
-    return BestFirst(scoring, options.max_children).build(root, candidates, nodes + 1)
+    return BestFirst(None, options.max_children).build(root, candidates, nodes + 1)

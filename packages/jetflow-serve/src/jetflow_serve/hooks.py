@@ -73,7 +73,20 @@ _METRICS = (
     Hook("vllm.config.vllm", "VllmConfig.instance_id", "names an engine in all its processes"),
 )
 
-_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + _METRICS + RUNNER_V1 + RUNNER_V2
+_WORKER = "vllm.v1.worker.gpu_worker"
+_OUTPUT = "vllm.v1.core.sched.output"
+
+_STEP_COSTS = (
+    Hook("vllm.v1.worker.cpu_worker", "CPUWorker.compile_or_warm_up_model", "when steps are timed"),
+    Hook(_WORKER, "Worker.execute_model", "runs a step", ("scheduler_output",)),
+    Hook(_WORKER, "Worker.sample_tokens", "ends a step", ("grammar_output",)),
+    Hook(_WORKER, "Worker.take_draft_token_ids", "the drafts of a step"),
+    Hook(_OUTPUT, "SchedulerOutput.make_empty", "made-up steps"),
+    Hook(_OUTPUT, "NewRequestData.num_computed_tokens", "made-up requests"),
+    Hook(_OUTPUT, "CachedRequestData.num_output_tokens", "made-up requests that go on"),
+)
+
+_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + _METRICS + _STEP_COSTS + RUNNER_V1 + RUNNER_V2
 
 HOOKS: dict[str, tuple[Hook, ...]] = {"0.32": _SHARED, "0.33": _SHARED}
 """The hooks of each vLLM release line, by its first two numbers."""

@@ -13,6 +13,8 @@ from typing import Any
 SECTION = "jetflow"
 MODES = ("tree", "chain")
 MOST_ROWS = 4096
+AUTO = "auto"
+"""The budget that is chosen every step."""
 
 
 class OptionError(ValueError):
@@ -29,9 +31,10 @@ class ServeOptions:
 
     mode: str = "tree"
     """"tree": exact best-first trees; "chain": the head's best path, one node a depth."""
-    budget: int | None = None
+    budget: int | str | None = None
     """Rows of one verify pass, root included; None: ``num_speculative_tokens`` + 1. It is there
-    for those who think in rows, and must agree with ``num_speculative_tokens``."""
+    for those who think in rows, and must agree with ``num_speculative_tokens``. "auto": rows of
+    every step are chosen for its whole batch, no tree having more than that."""
     depth: int | None = None
     """Deepest depth that is drafted; None: as deep as the head goes."""
     max_children: int | None = None
@@ -42,10 +45,13 @@ class ServeOptions:
             raise OptionError(f"mode is one of {', '.join(MODES)}; got {self.mode!r}")
         for name, most in (("budget", MOST_ROWS), ("depth", 1024), ("max_children", 1024)):
             value = getattr(self, name)
-            if value is None:
+            if value is None or (name == "budget" and value == AUTO):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise OptionError(f"{name} must be a whole number from 1 to {most}; got {value!r}")
+                auto = ' or "auto"' if name == "budget" else ""
+                raise OptionError(
+                    f"{name} must be a whole number from 1 to {most}{auto}; got {value!r}"
+                )
 
 
 def read_options(additional_config: object) -> ServeOptions:

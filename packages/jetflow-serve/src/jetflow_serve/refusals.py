@@ -8,7 +8,7 @@ from typing import Any
 
 from jetflow_core.head.config import HeadConfig
 
-from jetflow_serve.options import ServeOptions
+from jetflow_serve.options import AUTO, ServeOptions
 
 WORKER = "jetflow_serve.engine.worker.TreeWorker"
 
@@ -117,7 +117,13 @@ def _not_served(engine: Engine) -> Iterator[str]:
 
 def _sizes(engine: Engine, head: HeadConfig, options: ServeOptions) -> Iterator[str]:
     nodes = engine.num_speculative_tokens
-    if options.budget is not None and options.budget != nodes + 1:
+    if options.budget == AUTO:
+        if engine.width_by_load:
+            yield (
+                "budget auto and num_speculative_tokens_per_batch_size both choose by load: "
+                "leave one out"
+            )
+    elif isinstance(options.budget, int) and options.budget != nodes + 1:
         yield (
             f"budget {options.budget} counts the root, so num_speculative_tokens must be "
             f"{options.budget - 1}; it is {nodes}"

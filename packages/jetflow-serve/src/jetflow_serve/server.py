@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jetflow_serve.options import SECTION, ServeOptions, read_options
@@ -15,14 +15,14 @@ _ADDITIONAL = "--additional-config"
 
 
 def server_arguments(
-    model: str, head: str, budget: int, given: Sequence[str], section: dict[str, Any]
+    model: str, head: str, budget: int, given: Sequence[str], section: Mapping[str, Any]
 ) -> list[str]:
     """The arguments of ``python -m vllm.entrypoints.openai.api_server``.
 
     Args:
         model: the target, as vLLM takes it.
         head: the head's folder.
-        budget: rows of one verify pass, root included, at least 2.
+        budget: most rows of one verify pass, root included, at least 2.
         given: the user's own options of vLLM.
         section: the ``jetflow`` section.
 
@@ -52,6 +52,7 @@ def tree_section(options: ServeOptions) -> dict[str, Any]:
     """The ``jetflow`` section that says what ``options`` say, without the defaults."""
     values = {
         "mode": options.mode,
+        "budget": options.budget,
         "depth": options.depth,
         "max_children": options.max_children,
     }

@@ -13,7 +13,8 @@ def command(
     /,
     *vllm_options: Annotated[str, Parameter(allow_leading_hyphen=True)],
     head: Path,
-    budget: int = 64,
+    budget: int | Literal["auto"] = 64,
+    most: int = 64,
     mode: Literal["tree", "chain"] = "tree",
     depth: int | None = None,
     max_children: int | None = None,
@@ -27,7 +28,8 @@ def command(
         model: The target, as vLLM takes it.
         vllm_options: Options of vLLM, for example --port 8000.
         head: The head's folder.
-        budget: Rows of one verify pass, root included.
+        budget: Rows of one verify pass, root included; auto chooses them by load, every step.
+        most: With budget auto: most rows of one verify pass.
         mode: Draft trees, or chains only.
         depth: Deepest depth that is drafted; as deep as the head goes if left out.
         max_children: Most children of one node; no limit if left out.
@@ -40,8 +42,9 @@ def command(
     from jetflow_serve.options import ServeOptions
     from jetflow_serve.server import SERVER, server_arguments, tree_section
 
-    section = tree_section(ServeOptions(mode=mode, depth=depth, max_children=max_children))
-    arguments = server_arguments(model, str(head), budget, vllm_options, section)
+    options = ServeOptions(mode=mode, budget=budget, depth=depth, max_children=max_children)
+    rows = most if budget == "auto" else budget
+    arguments = server_arguments(model, str(head), rows, vllm_options, tree_section(options))
     check_target(read_head(head), model)
     require_hooks()
     sys.stdout.flush()

@@ -11,11 +11,14 @@ from vllm.v1.attention import selector
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from jetflow_serve.auto.sharing import OTHER, WHYS
 from jetflow_serve.check import require_hooks
 from jetflow_serve.engine.attention import NAME, TreeAttentionImpl
+from jetflow_serve.engine.auto_budget import auto_shares
 from jetflow_serve.engine.settings import read_settings
 from jetflow_serve.metrics.board import Board, board_file
 from jetflow_serve.metrics.posting import WORKER_PART, worker_series, worker_values
+from jetflow_serve.options import AUTO
 
 
 class TreeWorker(CPUWorker):
@@ -57,6 +60,14 @@ class TreeWorker(CPUWorker):
                     f"layer {name} attends with {type(impl).__name__}, which knows no trees"
                 )
 
+    def compile_or_warm_up_model(self) -> Any:
+        """As vLLM's; then budget ``auto`` learns what steps cost."""
+        times = super().compile_or_warm_up_model()
+        settings = read_settings(self.vllm_config)
+        if settings.options.budget == AUTO:
+            self.model_runner.drafts.sharing = auto_shares(self, settings)
+        return times
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         """As vLLM's; then the server may read what the step counted."""
         output = super().sample_tokens(grammar_output)
@@ -78,7 +89,9 @@ class TreeWorker(CPUWorker):
 def _new_board(config: VllmConfig) -> Board:
     """Where this worker's counters are read from; gone when this process ends."""
     settings = read_settings(config)
-    series = worker_series(settings.depth, 1 + config.speculative_config.num_speculative_tokens)
+    whys = (*WHYS, OTHER) if settings.options.budget == AUTO else ()
+    most = 1 + config.speculative_config.num_speculative_tokens
+    series = worker_series(settings.depth, most, whys)
     rank = config.parallel_config.data_parallel_index
     board = Board.create(board_file(config.instance_id, WORKER_PART, rank), series)
     # A process that is asked to end leaves through here; one that is killed leaves a small file.

@@ -22,6 +22,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from jetflow_serve import stage
 from jetflow_serve.context_rows import context_rows
+from jetflow_serve.counters import Counters
 from jetflow_serve.cpu_cache import move_rows
 from jetflow_serve.drafts import Drafts, Picked
 from jetflow_serve.drawing import Seeds
@@ -60,14 +61,18 @@ class TreeModelRunner(CPUModelRunner):
             logger.warning("%s", warning)
         self.drafter = TreeProposer(vllm_config, device, self)
         settings = self._settings
-        self._drafts = Drafts(settings.head, settings.options, self.max_model_len)
-        self.counters = self._drafts.counters
+        self.drafts = Drafts(settings.head, settings.options, self.max_model_len)
         self._seeds = Seeds(vllm_config.model_config.seed or 0)
         self._step: Step | None = None
 
+    @property
+    def counters(self) -> Counters:
+        """What trees did so far."""
+        return self.drafts.counters
+
     def _update_states(self, scheduler_output: Any) -> Any:
         for request in scheduler_output.finished_req_ids:
-            self._drafts.forget(request)
+            self.drafts.forget(request)
             self._seeds.forget(request)
         return super()._update_states(scheduler_output)
 
@@ -82,7 +87,7 @@ class TreeModelRunner(CPUModelRunner):
             scheduled,
             contexts,
             scheduler_output.scheduled_spec_decode_tokens,
-            self._drafts.trees,
+            self.drafts.trees,
         )
         # Only now: the slots of the rows were found by their places in a chain.
         for entry in staged:
@@ -142,7 +147,7 @@ class TreeModelRunner(CPUModelRunner):
             if entry is None:
                 continue
             own = stage.moves(entry, accepted)
-            self._drafts.verified(entry, accepted, len(own))
+            self.drafts.verified(entry, accepted, len(own))
             pairs += own
         if pairs:
             slots = self._slots()
@@ -191,17 +196,17 @@ class TreeModelRunner(CPUModelRunner):
         features = features_in_order(aux_hidden_states, taps, total)
         last = self.drafter.observe(features, rows, self._slots())
         nodes = min(scheduler_output.num_spec_tokens_to_schedule, self.num_spec_tokens)
-        asks = self._drafts.plan(self._picked(step), nodes)
+        asks = self.drafts.plan(self._picked(step), nodes)
         candidates = self.drafter.draft(asks, last, common_attn_metadata)
         drafts: list[list[int]] = [[] for _ in step.scheduled]
-        for ask, tokens in zip(asks, self._drafts.grow(asks, candidates), strict=True):
+        for ask, tokens in zip(asks, self.drafts.grow(asks, candidates), strict=True):
             drafts[ask.index] = tokens
         return drafts
 
     def _picked(self, step: Step) -> list[Picked]:
         found = []
         for index, request in enumerate(self.input_batch.req_ids):
-            self._drafts.forget(request)
+            self.drafts.forget(request)
             if self.discard_request_mask.np[index]:
                 # Its prompt is not finished: no token of it was picked.
                 continue

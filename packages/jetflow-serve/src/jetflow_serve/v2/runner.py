@@ -12,6 +12,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 
+from jetflow_serve.counters import Counters
 from jetflow_serve.drafts import Drafts
 from jetflow_serve.engine.settings import read_settings
 from jetflow_serve.v2.speculator import TreeSpeculator
@@ -33,9 +34,18 @@ class TreeModelRunner(CPUModelRunner):
             logger.warning("%s", warning)
         super().__init__(vllm_config, device)
         self._shared = Shared(Drafts(settings.head, settings.options, self.max_model_len))
-        self.counters = self._shared.drafts.counters
         self.speculator = TreeSpeculator(vllm_config, device)
         self.speculator.shared = self._shared
+
+    @property
+    def drafts(self) -> Drafts:
+        """The drafts of all running requests."""
+        return self._shared.drafts
+
+    @property
+    def counters(self) -> Counters:
+        """What trees did so far."""
+        return self._shared.drafts.counters
 
     def load_model(
         self,
