@@ -134,6 +134,10 @@ def test_figures_of_a_load() -> None:
     ):
         with pytest.raises(NotMeasured, match=said):
             figures(asked, load, _measured(counters, **changed))
+    less = _measured(drafted)
+    del less.result["p99_itl_ms"]
+    with pytest.raises(NotMeasured, match="told no p99_itl_ms"):
+        figures(tree, load, less)
 
 
 def _plan(module: str, *arguments: str) -> ServerPlan:

@@ -89,7 +89,7 @@ def test_trees_of_all_budgets_on_one_server(tmp_path: Path, fakes: Any, plan_mak
 
 @pytest.mark.slow
 def test_the_picture(tmp_path: Path, fakes: Any, plan_maker: Any) -> None:
-    plan = plan_maker(modes=("plain", "tree"), budgets=(4,), rates=(2.0,), requests=1)
+    plan = plan_maker(modes=("plain", "tree"), budgets=(4,), rates=(2.0,), requests=2)
     report = run_serve(plan, _quiet, fakes)
     picture = plot_serve(report, tmp_path / "picture.png")
     assert picture.read_bytes().startswith(b"\x89PNG")

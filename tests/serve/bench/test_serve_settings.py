@@ -54,6 +54,7 @@ def _command(*words: str) -> int:
         (["--budgets", "5000"], "budget '5000' is out of range"),
         (["--temperature", "-1"], "temperature -1.0 is out of range"),
         (["--requests", "0"], "requests 0 is out of range"),
+        (["--requests", "5"], "requests 5 never fill a batch of 64"),
         (["--rate", "3"], "Unknown option: --rate"),
         (["--", "--port", "3"], "--port is set by the benchmark"),
         (["--", "--worker-cls=x"], "--worker-cls is set by the benchmark"),

@@ -19,6 +19,13 @@ _CACHED = "vllm:prefix_cache_hits_total"
 _LOOKED_UP = "vllm:prefix_cache_queries_total"
 
 
+_TOLD = (
+    "completed", "generated_texts", "output_throughput", "request_throughput", "duration",
+    "total_input_tokens", "total_output_tokens",
+    *(f"{which}_{name}_ms" for which in ("median", "p99") for name in LATENCIES),
+)  # fmt: skip
+
+
 class NotMeasured(Exception):
     """A load was run but is no measurement of its configuration; the text says why."""
 
@@ -27,8 +34,8 @@ def figures(configuration: Configuration, load: Load, measured: Measured) -> dic
     """The figures of one run under one load, ready for JSON; times in milliseconds.
 
     Raises:
-        NotMeasured: requests failed, nothing was drafted where trees were asked for, or something
-            was drafted in plain decoding.
+        NotMeasured: the client told less than is needed, requests failed, nothing was drafted
+            where trees were asked for, or something was drafted in plain decoding.
     """
     result, counters = measured.result, measured.counters
     _check_answers(load, result)
@@ -61,6 +68,9 @@ def figures(configuration: Configuration, load: Load, measured: Measured) -> dic
 
 
 def _check_answers(load: Load, result: Mapping[str, Any]) -> None:
+    for name in _TOLD:
+        if name not in result:
+            raise NotMeasured(f"vLLM's client told no {name}: is it another version?")
     failed = [error for error in result.get("errors", []) if error]
     if result["completed"] == load.requests and not result.get("failed"):
         return

@@ -69,13 +69,16 @@ class ModuleProcess:
 
     def stop(self) -> None:
         """Asks it to end, and kills what is left of its group after a while."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_SECONDS_TO_STOP)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            if self._process.poll() is None:
+                self._process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_SECONDS_TO_STOP)
+        finally:
+            # Also when the user does not want to wait any longer.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def log_end(log: Path, lines: int = 25) -> str:

@@ -67,9 +67,12 @@ def serving(
 
     Raises:
         ProcessFailed: it died, or did not answer in time.
+        ValueError: the port is in use.
     """
     assert plan.module is not None
     place = free_port() if port is None else port
+    # Whoever listens there already would be taken for the new server.
+    check_port(place)
     url = f"http://{HOST}:{place}"
     began = time.monotonic()
     process = start(plan.module, [*plan.arguments, "--host", HOST, "--port", str(place)], log)

@@ -62,6 +62,11 @@ class ServeBenchSettings:
             raise ValueError(f"temperature {self.temperature} is out of range: at least 0")
         if not self.batches and not self.rates:
             raise ValueError("no load: give --batches, --rates, or both")
+        if self.requests is not None and self.requests < max(self.batches, default=0):
+            raise ValueError(
+                f"requests {self.requests} never fill a batch of {max(self.batches)}: give at "
+                "least as many"
+            )
         self._check_modes()
         self._check_budgets()
         if self.url is None:
