@@ -144,7 +144,7 @@ def _map(pool: Tensor, box: int) -> Any:
     """What ``machine.cuh`` of the stand-ins finds in a tensor map, in 64-byte alignment."""
     pages, page, heads, dim = pool.shape
     by_page, by_slot, by_head, _ = (2 * stride for stride in pool.stride())
-    numbers = (pool.data_ptr(), dim, page, heads, pages, by_slot, by_head, by_page, box)
+    numbers = (pool.data_ptr(), dim, page, heads, pages, by_slot, by_head, by_page, box, 1, 1)
     storage = ctypes.create_string_buffer(192)
     made = (ctypes.c_int64 * 16).from_buffer(storage, -ctypes.addressof(storage) % 64)
     made[: len(numbers)] = numbers

@@ -72,7 +72,8 @@ struct Warp {
 // What Python writes into the 128 bytes of a map.
 struct Map {
   const uint8_t* base;
-  int64_t sizes[4], strides[3], rows;
+  int64_t sizes[4], strides[3], box[3];  // 64 values by these
+  int64_t rows() const { return box[0] * box[1] * box[2]; }
 };
 
 struct Program {
@@ -133,9 +134,12 @@ inline bool copy_one() {
   if (copy.map == nullptr) return deliver(copy);
   Map map;
   memcpy(&map, copy.map->bytes, sizeof(map));
-  for (int row = 0; row < map.rows; ++row) {
+  for (int row = 0; row < map.rows(); ++row) {
+    const int64_t within[3] = {
+        row % map.box[0], row / map.box[0] % map.box[1], row / map.box[0] / map.box[1]};
     for (int i = 0; i < 64; ++i) {
-      const int64_t at[4] = {copy.at[0] + i, copy.at[1] + row, copy.at[2], copy.at[3]};
+      const int64_t at[4] = {copy.at[0] + i, copy.at[1] + within[0], copy.at[2] + within[1],
+                             copy.at[3] + within[2]};
       bool inside = true;
       const uint8_t* from = map.base + 2 * at[0];
       for (int axis = 0; axis < 4; ++axis) {
@@ -147,7 +151,7 @@ inline bool copy_one() {
     }
   }
   Barrier& barrier = barrier_at(copy.barrier, copy.program);
-  barrier.bytes -= int(map.rows) * 128;
+  barrier.bytes -= int(map.rows()) * 128;
   barrier.settle();
   return true;
 }
@@ -274,7 +278,7 @@ inline void copy_box(
   if (to % 1024) throw machine::Fault("a box that begins within a swizzle atom");
   machine::Map sizes;
   memcpy(&sizes, map->bytes, sizeof(sizes));
-  const int size = int(sizes.rows) * 128;
+  const int size = int(sizes.rows()) * 128;
   for (uint32_t at = to / 16; at < (to + size) / 16; ++at) {
     if (machine::here().unseen[at]) throw machine::Fault("copied over what was not published");
   }

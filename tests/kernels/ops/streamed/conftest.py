@@ -12,22 +12,28 @@ from typing import Any
 
 import pytest
 import torch
-from jetflow_kernels.ops.streamed.launch import params_of
+from jetflow_kernels.ops.streamed.launch import (
+    Boxes,
+    matrix_boxes,
+    params_of,
+    rows_boxes,
+)
 from jetflow_kernels.ops.streamed.variants import (
-    COLUMNS,
     SOURCES,
     TYPES,
     VARIANTS,
     Streamed,
     Variant,
+    programs_for,
+    variant_of,
 )
 from torch import Tensor
 
 HERE = Path(__file__).parent
 STAND_INS = (HERE.parents[1] / "k2" / "emulation", HERE / "emulation")
 QUICK = (
-    Variant(dtype=torch.bfloat16, rows=16, gated=False),
-    Variant(dtype=torch.bfloat16, rows=16, gated=True),
+    Variant(dtype=torch.bfloat16, rows=16, columns=128, gated=False),
+    Variant(dtype=torch.bfloat16, rows=16, columns=64, gated=True),
 )
 """Of the default tests: compiling all takes longer."""
 
@@ -59,7 +65,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.C
 
 def _compile(folder: Path, variants: Sequence[Variant]) -> ctypes.CDLL:
     cases = "".join(
-        f"CASE({TYPES[one.dtype][1]},{one.rows},{str(one.gated).lower()})" for one in variants
+        f"CASE({TYPES[one.dtype][1]},{one.rows},{one.columns},{str(one.gated).lower()})"
+        for one in variants
     )
     defines = [flag for flag in SOURCES.command if flag.startswith("-D")]
     defines += ["-DPLAN_SPLIT_WORK=1", "-DPLAN_MAX_SPLITS=1", "-DPLAN_MIN_CHUNK=64"]
@@ -114,6 +121,7 @@ def emulate_with(
     config: Streamed,
     gated: bool,
     seed: int = 0,
+    programs: int | None = None,
 ) -> Tensor:
     """One call of a compiled kernel, into a result of NaN.
 
@@ -124,23 +132,22 @@ def emulate_with(
     # Rows of a wider result, whose other columns must stay what they are.
     room = torch.full((len(x), outs + 8), torch.nan, dtype=x.dtype)
     out = room[:, :outs]
-    kernel = library.variants.index(Variant(dtype=x.dtype, rows=config.rows, gated=gated))
-    parameters = params_of(x, bias, out, config)
-    tiles = -(-outs // (COLUMNS // 2 if gated else COLUMNS))
-    maps = [_map(weight, 64), _map(x, config.rows)]
+    kernel = library.variants.index(variant_of(config, x.dtype, gated=gated))
+    parameters = params_of(x, bias, out, config, gated=gated)
+    boxes = ((weight, matrix_boxes(weight, config, gated=gated)), (x, rows_boxes(x, config)))
+    maps = [_map(*each) for each in boxes]
     told = [ctypes.byref(each) for each in (parameters, *maps)]
-    wrong = library.run(kernel, *told, tiles * config.shares, seed)
+    started = programs or programs_for(config, parameters.tiles)
+    wrong = library.run(kernel, *told, config.threads, started, seed)
     if wrong is not None:
         raise Broken(wrong.decode())
     assert room[:, outs:].isnan().all()
     return out
 
 
-def _map(matrix: Tensor, box: int) -> Any:
+def _map(matrix: Tensor, boxes: Boxes) -> Any:
     """What ``machine.cuh`` of the stand-ins finds in a tensor map, in 64-byte alignment."""
-    rows, columns = matrix.shape
-    stride = 2 * (matrix.stride(0) if rows > 1 else columns)
-    numbers = (matrix.data_ptr(), columns, rows, 1, 1, stride, 0, 0, box)
+    numbers = (matrix.data_ptr(), *boxes.sizes, *boxes.strides, *boxes.box[1:])
     storage = ctypes.create_string_buffer(192)
     made = (ctypes.c_int64 * 16).from_buffer(storage, -ctypes.addressof(storage) % 64)
     made[: len(numbers)] = numbers

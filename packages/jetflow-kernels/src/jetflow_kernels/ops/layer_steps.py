@@ -31,8 +31,6 @@ class LayerSteps:
             Changes no bits.
     """
 
-    norm_rope_kv_write = staticmethod(norm_rope_kv_write)
-
     def __init__(self, choices: Products | None = None, *, overlapped: bool = True) -> None:
         self._choices = Products() if choices is None else choices
         self._overlapped = overlapped
@@ -66,6 +64,42 @@ class LayerSteps:
             [T, H].
         """
         return add_rms_norm(x, change, weight, eps, total, overlapped=self._overlaps(x))
+
+    def norm_rope_kv_write(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        *,
+        q_weight: Tensor | None = None,
+        k_weight: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """``jetflow_kernels.round.norm_rope_kv_write``.
+
+        Args:
+            qkv: [T, (Hq + 2 Hkv) * D].
+            positions: [T].
+            cos: [P, D / 2].
+            sin: [P, D / 2].
+            slots: [T].
+            k_pool: [pages, page, Hkv, D], changed in place.
+            v_pool: likewise.
+            q_weight: [D], or None.
+            k_weight: [D], or None.
+            eps: what is added to the mean square.
+
+        Returns:
+            [T, Hq, D].
+        """
+        return norm_rope_kv_write(
+            *(qkv, positions, cos, sin, slots, k_pool, v_pool),
+            q_weight=q_weight, k_weight=k_weight, eps=eps, overlapped=self._overlaps(qkv),
+        )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """``jetflow_kernels.ops.silu_mul``.

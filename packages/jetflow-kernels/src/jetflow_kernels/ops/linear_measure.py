@@ -17,7 +17,7 @@ from jetflow_kernels.ops.gate import silu_mul
 from jetflow_kernels.ops.linear import gate_up_silu, linear
 from jetflow_kernels.ops.linear_launch import launch_few, launch_shares
 from jetflow_kernels.ops.linear_plan import Config, Few
-from jetflow_kernels.ops.streamed.variants import Streamed, Variant, cubin
+from jetflow_kernels.ops.streamed.variants import Streamed, cubin, variant_of
 
 TORCH = "torch"
 """Name of torch's product, with our gate behind it if it is gated."""
@@ -103,7 +103,7 @@ def compile_all(
             told = {"overlapped": True, "gated": gated, "compile_only": True}
             for config in configs:
                 if isinstance(config, Streamed):
-                    kind = Variant(dtype=weight.dtype, rows=config.rows, gated=gated)
+                    kind = variant_of(config, weight.dtype, gated=gated)
                     pool.submit(cubin, kind)
                 elif isinstance(config, Few):
                     launch_few(x, weight, None, out, config, **told)

@@ -12,6 +12,7 @@ from jetflow_kernels.round.checks import (
     expect,
     expect_contiguous,
     expect_range,
+    placed,
     power_of_two,
 )
 
@@ -34,6 +35,7 @@ def norm_rope_kv_write(
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
     out: Tensor | None = None,
+    overlapped: bool = False,
 ) -> Tensor:
     """Norms and turns queries and keys, and writes keys and values to the cache, in one launch.
 
@@ -63,6 +65,9 @@ def norm_rope_kv_write(
         eps: what the norms add to the mean square.
         out: [T, Hq, D] in the type of ``qkv``, any strides but that of D, which is 1, to be
             written instead of a new tensor. May be the queries of ``qkv``, exactly.
+        overlapped: whether the kernel is placed while the one ahead on the stream ends, for which
+            it waits by itself. For capability 9.0 and later; of no effect in the interpreter.
+            Changes no bits.
 
     Returns:
         [T, Hq, D]: the queries, of all rows whatever their slots.
@@ -73,7 +78,8 @@ def norm_rope_kv_write(
     result = _check(qkv, positions, cos, sin, slots, k_pool, v_pool, q_weight, k_weight, eps, out)
     if qkv.shape[0]:
         torch.ops.jetflow_kernels.norm_rope_kv_write(
-            qkv, positions, cos, sin, slots, k_pool, v_pool, q_weight, k_weight, eps, result
+            *(qkv, positions, cos, sin, slots, k_pool, v_pool, q_weight, k_weight, eps, result),
+            overlapped,
         )
     return result
 
@@ -151,7 +157,8 @@ OPERATOR = "jetflow_kernels::norm_rope_kv_write"
 torch.library.define(
     OPERATOR,
     "(Tensor qkv, Tensor positions, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) k_pool,"
-    " Tensor(b!) v_pool, Tensor? q_weight, Tensor? k_weight, float eps, Tensor(c!) out) -> ()",
+    " Tensor(b!) v_pool, Tensor? q_weight, Tensor? k_weight, float eps, Tensor(c!) out,"
+    " bool overlapped=False) -> ()",
 )
 
 
@@ -168,6 +175,7 @@ def _norm_rope_kv_write(
     k_weight: Tensor | None,
     eps: float,
     out: Tensor,
+    overlapped: bool = False,
 ) -> None:
     from jetflow_kernels.round.cache_write_kernel import norm_rope_kv_write_kernel
 
@@ -184,6 +192,7 @@ def _norm_rope_kv_write(
             DIM=dim, HALF=half, HEADS=HEADS, num_warps=warps_of(half),
             # A product that is not rounded before the sum would differ from torch's.
             enable_fp_fusion=False,
+            **placed(overlapped and hasattr(norm_rope_kv_write_kernel, "device_caches")),
         )  # fmt: skip
 
 
@@ -200,6 +209,7 @@ def _(
     k_weight: Tensor | None,
     eps: float,
     out: Tensor,
+    overlapped: bool = False,
 ) -> None:
     """The results are written in place; nothing is made."""
 

@@ -117,12 +117,17 @@ def norm_rope_kv_write_kernel(
     DIM: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ) -> None:
     """Some heads of one row: queries to ``out``, keys and values to the row's slot.
 
     A program reads all it needs before it writes, and writes only its own heads: ``out`` may be
     the queries of ``qkv`` themselves.
     """
+    if OVERLAPPED:
+        # The next kernel may be placed; it waits before it reads results. So does this one.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks = tl.cdiv(q_heads, HEADS)

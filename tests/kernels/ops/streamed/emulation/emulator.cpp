@@ -5,38 +5,35 @@
 
 using Kernel = void(const ProductParams&, const TensorMap*, const TensorMap*);
 
-template <class Element, int ROWS, bool GATED>
+template <class Element, int ROWS, int COLUMNS, bool GATED>
 void program(const ProductParams& p, const TensorMap* matrix, const TensorMap* rows) {
-  run_product<Element, ProductShape<ROWS, GATED>>(p, matrix, rows);
+  run_product<Element, ProductShape<ROWS, COLUMNS, GATED>>(p, matrix, rows);
 }
 
 template <class S>
 void sizes(int* to) {
-  const int values[] = {S::COLUMNS, S::STEP, S::STAGES, S::THREADS, S::SHARED_BYTES, S::MOST_SHARES,
-                        S::PROGRAMS * S::THREADS * S::REGISTERS};
+  const int values[] = {S::COLUMNS, S::STEP, S::STAGES, S::THREADS, S::SHARED_BYTES};
   memcpy(to, values, sizeof(values));
 }
 
 extern "C" {
 
-// KERNELS: a list of CASE(type, rows, gated), in the order of the tests' list of them.
-#define CASE(element, rows, gated) program<element, rows, gated>,
+// KERNELS: a list of CASE(type, rows, columns, gated), in the order of the tests' list of them.
+#define CASE(element, rows, columns, gated) program<element, rows, columns, gated>,
 static Kernel* const kernels[] = {KERNELS};
 #undef CASE
-#define CASE(element, rows, gated) sizes<ProductShape<rows, gated>>,
+#define CASE(element, rows, columns, gated) sizes<ProductShape<rows, columns, gated>>,
 static void (*const shapes[])(int*) = {KERNELS};
 
 // Null, or what went wrong. ``kernel`` counts the kernels in the order of the list above.
 const char* run(int kernel, const ProductParams* p, const TensorMap* matrix, const TensorMap* rows,
-                int programs, int seed) {
-  constexpr int threads = ProductShape<16, false>::THREADS;
+                int threads, int programs, int seed) {
   const int cluster = 1 << p->share_log;
   gridDim.x = programs;
   fibers::chance.seed(seed);
   for (int first = 0; first < programs; first += cluster) {
     machine::begin(threads, cluster, first);
     for (auto& groups : machine::pending) groups.clear();
-    for (auto& meeting : machine::consuming) meeting = fibers::Meeting();
     fibers::body = [&] { kernels[kernel](*p, matrix, rows); };
     fibers::run(cluster * threads);
     if (!fibers::fault.empty()) return fibers::fault.c_str();

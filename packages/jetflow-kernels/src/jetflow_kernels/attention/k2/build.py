@@ -52,7 +52,7 @@ def build(folder: Path, variant: Configuration, macros: tuple[str, ...] = ()) ->
     Raises:
         BuildError: there is no compiler, or it failed; the message says what it said.
     """
-    defines = {
+    defines: dict[str, str | int] = {
         "KERNEL_NAME": variant.name,
         "KERNEL_ELEMENT": variant.element,
         "KERNEL_DIM": variant.dim,

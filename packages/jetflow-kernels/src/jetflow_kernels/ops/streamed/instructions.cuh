@@ -3,14 +3,11 @@
 #pragma once
 #include "wgmma.cuh"
 
-INLINE void store_float(uint32_t at, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
-}
-
-// All consumers of a program; barrier 0 belongs to __syncthreads.
-template <int THREADS>
-INLINE void consumers_sync() {
-  asm volatile("bar.sync 4, %0;" ::"n"(THREADS) : "memory");
+// A matrix of 8 x 8 numbers of 16 bits: a lane has two of row lane / 4, and then two of that column.
+INLINE uint32_t turn_eight(uint32_t both) {
+  uint32_t turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(both));
+  return turned;
 }
 
 INLINE float widened(Bfloat, uint32_t bits) { return __uint_as_float(bits << 16); }

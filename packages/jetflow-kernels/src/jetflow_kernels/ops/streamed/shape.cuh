@@ -2,30 +2,29 @@
 #pragma once
 #include <stdint.h>
 
-// A kernel for one number of rows of a tile; ``GATED``: half of a tile's columns are gates.
-template <int ROWS_, bool GATED_>
+// A kernel for a tile of some rows and columns; ``GATED``: every other eight of its columns gate the
+// eight that follow.
+template <int ROWS_, int COLUMNS_, bool GATED_>
 struct ProductShape {
   static constexpr int ROWS = ROWS_;
+  static constexpr int COLUMNS = COLUMNS_;  // rows of the matrix
   static constexpr bool GATED = GATED_;
-  static constexpr int COLUMNS = 128;  // rows of the matrix in a tile, 64 for each warpgroup
-  static constexpr int STEP = 64;      // inner dimension of a stage: 128 bytes, a swizzle atom
-  // Two programs share a multiprocessor, also of two kernels behind one another.
-  static constexpr int PROGRAMS = 2;
-  static constexpr int STAGES = ROWS == 16 ? 6 : ROWS == 32 ? 5 : ROWS == 64 ? 4 : 3;
-  static constexpr int CONSUMERS = 256;            // threads
-  static constexpr int THREADS = CONSUMERS + 32;   // and the warp that brings everything
-  static constexpr int REGISTERS = 112;            // of a thread: those of two programs fit
+  static constexpr int STEP = 64;  // inner dimension of a stage: 128 bytes, a swizzle atom
+  static constexpr int GROUPS = COLUMNS / 64;       // warpgroups that multiply
+  static constexpr int CONSUMERS = 128 * GROUPS;    // threads
+  static constexpr int THREADS = CONSUMERS + 32;    // and the warp that brings everything
   static constexpr int GROUP_BYTES = 64 * 128;
-  static constexpr int MATRIX_BYTES = 2 * GROUP_BYTES;
+  static constexpr int MATRIX_BYTES = COLUMNS * 128;
   static constexpr int STAGE_BYTES = MATRIX_BYTES + ROWS * 128;
+  // All of a multiprocessor's memory: what is on its way must outlast the way.
+  static constexpr int STAGES = (232448 - 1024) / STAGE_BYTES;
   static constexpr int BARRIERS = 2 * STAGES + 1;
   static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 8 * BARRIERS;
-  // The sums of one warp, a slab: 16 columns of the result. Slabs come where the stages were.
+  static constexpr int SUMS = ROWS / 2;  // of a thread
+  // What one warp has of a tile, a slab, as its lanes hold it. Slabs come where the stages were.
   static constexpr int SLABS = CONSUMERS / 32;
-  static constexpr int SLAB_BYTES = 64 * ROWS;
-  static_assert(SLABS * SLAB_BYTES <= STAGES * STAGE_BYTES, "");
-  // Gates and what they gate are put together by one program.
-  static constexpr int MOST_SHARES = GATED ? SLABS / 2 : SLABS;
+  static constexpr int SLAB_BYTES = 4 * SUMS * 32;
+  static_assert(8 * BARRIERS <= 1024 && SLABS * SLAB_BYTES <= STAGES * STAGE_BYTES, "");
 };
 
 template <class S>
