@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from jetflow_core.commands.numbers import OptionError, parse_whole
 from jetflow_core.devices import check_device
+from jetflow_core.limits import ROUND_HEAD_DIMS, ROUND_PAGES, ROUND_SLOTS
 from jetflow_core.reports.files import check_output
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "check_device",
     "check_dtype",
     "check_plot",
+    "check_round",
     "parse_budgets",
     "parse_choices",
 ]
@@ -79,6 +82,50 @@ def check_dtype(name: str | None) -> None:
     """
     if name is not None and name not in DTYPES:
         raise ValueError(f"dtype {name!r} is unknown: choose from {', '.join(DTYPES)}")
+
+
+def check_round(
+    device: str,
+    *,
+    page: int,
+    batch: int,
+    dtype: str | None = None,
+    head_dims: Mapping[str, int] | None = None,
+) -> None:
+    """Refuses what the installed steps of a round do not take on a device; torch's take all.
+
+    Args:
+        device: cpu, cuda or cuda:N.
+        page: rows of a page.
+        batch: requests held at once.
+        dtype: of the weights; None: one that runs.
+        head_dims: by whose they are; None: not known yet.
+
+    Raises:
+        ValueError: naming the value, the steps and what they take.
+    """
+    # Here and not above: what only checks options runs without torch.
+    import torch
+
+    from jetflow_core.rounds import round_ops_for
+    from jetflow_core.rounds.find import TORCH
+
+    steps = round_ops_for(torch.device(device)).name
+    if steps == TORCH:
+        return
+    takes = f"for the round's steps {steps} on {device}"
+    for name, value, least, most in (
+        ("page", page, *ROUND_PAGES),
+        ("batch", batch, 1, ROUND_SLOTS),
+    ):
+        if not least <= value <= most:
+            raise ValueError(f"{name} {value} is out of range {takes}: {least} to {most}")
+    if dtype == "float64":
+        raise ValueError(f"dtype {dtype} is too wide {takes}: float32, bfloat16 or float16")
+    for whose, dim in (head_dims or {}).items():
+        if dim not in ROUND_HEAD_DIMS:
+            allowed = ", ".join(map(str, ROUND_HEAD_DIMS))
+            raise ValueError(f"the {whose} has head dim {dim}, {takes} it is one of {allowed}")
 
 
 def check_apart(*paths: str | Path | None) -> None:

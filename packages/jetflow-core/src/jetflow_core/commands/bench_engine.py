@@ -81,7 +81,9 @@ def command(
         REAL,
         Parameter(help="Operations a second for the floor; left out: an H200's on a GPU."),
     ] = None,
-    page: Annotated[int, whole(1, 4096), Parameter(help="Rows of a page of the cache.")] = 64,
+    page: Annotated[
+        int, whole(1, 4096), Parameter(help="Rows of a page of the cache; by kernels 16 to 256.")
+    ] = 64,
     prefill_rows: Annotated[
         int, whole(1, 256), Parameter(help="Rows of a prompt in one pass.")
     ] = 256,

@@ -48,7 +48,11 @@ def command(
     batch: Annotated[
         int, whole(2, MAX_SLOTS), Parameter(help="Requests held at once; each runs alone as well.")
     ] = 16,
-    page: Annotated[int, whole(1, 2**16), Parameter(help="Rows of a page of keys and values.")] = 8,
+    page: Annotated[
+        int,
+        whole(1, 2**16),
+        Parameter(help="Rows of a page of keys and values; by kernels 16 to 256."),
+    ] = 16,
     max_new_tokens: MaxNewTokens = 64,
     rounds: Annotated[
         int, whole(1, 10**9), Parameter(help="Rounds at temperature 1, in each number type.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from jetflow_core.bench.checks import check_round
 from jetflow_core.bench.engine.acceptance import Trace, read_trace
 from jetflow_core.bench.engine.floor import told_device
 from jetflow_core.bench.engine.marks import MarkedPrograms
@@ -64,6 +66,8 @@ def run_engine(
             any run.
     """
     file = None if out is None else check_output(out)
+    check = partial(check_round, settings.device, page=settings.page, batch=settings.batch)
+    check(dtype=settings.dtype)
     trace = None
     if settings.acceptance is not None and settings.trace is not None:
         trace = read_trace(settings.acceptance, settings.trace)
@@ -74,6 +78,10 @@ def run_engine(
         if settings.shape is None
         else random_subject(settings, trace if settings.drafted else None, shape)
     )
+    dims = {"target": subject.stack.shape.head_dim}
+    if subject.head is not None:
+        dims["head"] = subject.head.config.head_dim
+    check(head_dims=dims)
     used = _used(settings, subject)
     plan = units(subject, settings.batch, settings.rounds)
     turns = len(settings.budgets) * len(plan) * (settings.repeats + 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from jetflow_core.bench.checks import check_round
 from jetflow_core.bench.engine.summary import told_budget
 from jetflow_core.bench.engine_lossless.place import Case, Place
 from jetflow_core.bench.engine_lossless.settings import (
@@ -97,6 +99,8 @@ def passed(cell: Mapping[str, Any]) -> bool:
 
 def _place(settings: EngineLosslessSettings, kept: Partial) -> tuple[Place, dict[str, Any]]:
     """What all tasks load, with the plain side's answers where a part needs them."""
+    check = partial(check_round, settings.device, page=settings.page, batch=settings.batch)
+    check()
     if set(settings.parts) == {SAMPLING}:
         return Place(settings=settings, target="", head="", cases=()), {}
     target = str(default_target()) if settings.target is None else settings.target
@@ -106,8 +110,9 @@ def _place(settings: EngineLosslessSettings, kept: Partial) -> tuple[Place, dict
             raise ValueError(f"target {settings.target} needs --head: it has no default head")
         head = str(default_head())
     # What is no head or target shows now, in one line, not in the words of another process.
-    read_config(Path(head))
+    head_config = read_config(Path(head))[0]
     shape = StackShape.from_config(load_config(target))
+    check(head_dims={"target": shape.head_dim, "head": head_config.head_dim})
     load_tokenizer(target)
     plain = kept.get(_PLAIN_SIDE)
     if plain is None:

@@ -36,8 +36,8 @@ class EngineLosslessSettings:
     budgets: tuple[int, ...] = (1, 16, 64, 256, AUTO)
     batch: int = 16
     """Requests held at once; every one is decoded alone as well."""
-    page: int = 8
-    """Rows of a page: small ones, so that memory runs out by little."""
+    page: int = 16
+    """Rows of a page: the fewest that kernels take, so that memory runs out by little."""
     prefill_rows: int = 64
     max_new_tokens: int = 64
     rounds: int = 20_000
