@@ -29,6 +29,7 @@ from jetflow_kernels.ops import (
 from jetflow_kernels.ops.linear import room_for
 from jetflow_kernels.ops.linear_measure import apart
 from jetflow_kernels.ops.linear_plan import Config, Few, Shares, all_configs, configs_for
+from jetflow_kernels.ops.streamed.variants import streamed_for
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("on_the_device", "rounding_as_on_a_device")
@@ -256,7 +257,11 @@ def test_the_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_pa
     configs = [str(each) for each in configs_for(18, torch.bfloat16, gated=False)]
     assert found[0]["runs"] == configs[0]
     assert set(found[0]["us"]) == {"torch", *configs}
-    assert all(each["wrong"] == {} == each["refused"] for each in found)
+    # Those in CUDA C++ run on no CPU.
+    streams = {str(each) for each in streamed_for(18, torch.bfloat16)}
+    for each in found:
+        assert set(each["wrong"]) == set(each["refused"]) == streams
+        assert all("need a CUDA device" in why for why in each["refused"].values())
     assert set(layers["us_per_layer"]) == {"torch", "chosen", "chosen, placed early"}
     assert all(linear_bench.line(each) for each in results)
     json.dumps(results)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,6 +13,7 @@ from jetflow_kernels.ops.linear import gate_up_silu, linear
 from jetflow_kernels.ops.linear_choice import Products
 from jetflow_kernels.ops.norms import add_rms_norm, rms_norm
 from jetflow_kernels.round.cache_write import norm_rope_kv_write
+from jetflow_kernels.round.checks import can_overlap
 
 
 class LayerSteps:
@@ -167,6 +167,4 @@ class LayerSteps:
         return gate_up_silu(x, weight, config=config, arrived=arrived, overlapped=self._overlapped)
 
     def _overlaps(self, x: Tensor) -> bool:
-        if not (self._overlapped and x.is_cuda):
-            return False
-        return torch.cuda.get_device_capability(x.device) >= (9, 0)
+        return self._overlapped and can_overlap(x)

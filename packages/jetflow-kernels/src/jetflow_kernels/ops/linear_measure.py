@@ -17,7 +17,9 @@ from jetflow_kernels.ops.gate import silu_mul
 from jetflow_kernels.ops.linear import gate_up_silu, linear
 from jetflow_kernels.ops.linear_launch import launch_few, launch_shares
 from jetflow_kernels.ops.linear_plan import Config, Few
+from jetflow_kernels.ops.norms import MOST_WIDTH, rms_norm
 from jetflow_kernels.ops.streamed.variants import Streamed, cubin, variant_of
+from jetflow_kernels.round.checks import can_overlap
 
 TORCH = "torch"
 """Name of torch's product, with our gate behind it if it is gated."""
@@ -35,7 +37,7 @@ class Timed:
     """What came of one product."""
 
     us: dict[str, float] = field(default_factory=dict)
-    """Median microseconds of each that was right."""
+    """Median microseconds of each that was right, with the norm ahead of it."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why each of the others was not timed."""
 
@@ -49,8 +51,9 @@ def measure(
 ) -> list[Timed]:
     """Times products of some numbers of rows with matrices of one shape; waits for the device.
 
-    A graph holds a product with each matrix, one behind the other, so that the next one may begin
-    early, as in a pass.
+    A graph holds a product with each matrix, each behind a norm of its rows, as in a pass: what a
+    kernel gains by beginning early, and what torch's takes to begin, are part of it. Rows wider
+    than a norm takes are multiplied as they are.
 
     Args:
         wanted: numbers of rows, each with what is timed beside torch.
@@ -114,7 +117,27 @@ def compile_all(
 def by_torch(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
     """Torch's product, and our gate behind it."""
     product = F.linear(x, weight)
-    return silu_mul(product) if gated else product
+    return silu_mul(product, overlapped=can_overlap(x)) if gated else product
+
+
+def in_a_pass(
+    multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, matrices: Sequence[Tensor]
+) -> list[Call]:
+    """Products with each matrix, each behind the kernel that writes its rows, a norm.
+
+    Args:
+        multiply: of rows and a matrix.
+        x: [T, in]; too wide for a norm, it is multiplied as it is.
+        matrices: [out, in] each.
+    """
+    if x.shape[1] > MOST_WIDTH:
+        return [partial(multiply, x, matrix) for matrix in matrices]
+    ones = x.new_ones(x.shape[1])
+
+    def behind_norm(matrix: Tensor) -> Tensor:
+        return multiply(rms_norm(x, ones, 1e-6, overlapped=can_overlap(x)), matrix)
+
+    return [partial(behind_norm, matrix) for matrix in matrices]
 
 
 def by_config(x: Tensor, weight: Tensor, config: Config, *, gated: bool, arrived: Tensor) -> Tensor:
@@ -141,14 +164,14 @@ def _measure_one(
 ) -> Timed:  # fmt: skip
     replays, refused = {}, {}
     wanted = by_torch(x, matrices[0], gated=gated)
-    replays[TORCH] = timing.capture([partial(by_torch, x, w, gated=gated) for w in matrices])
+    replays[TORCH] = timing.capture(in_a_pass(partial(by_torch, gated=gated), x, matrices))
     for config in configs:
         call = partial(by_config, config=config, gated=gated, arrived=arrived)
         # Whatever a kernel that cannot be compiled or started raises, the others go on.
         try:
             reason = apart(call(x, matrices[0]), wanted, gated=gated)
             if reason is None:
-                replays[str(config)] = timing.capture([partial(call, x, w) for w in matrices])
+                replays[str(config)] = timing.capture(in_a_pass(call, x, matrices))
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:300]
         if reason is not None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from jetflow_kernels import timing
-from jetflow_kernels.nvcc import cache_folder
+from jetflow_kernels import nvcc, timing
 from jetflow_kernels.ops.streamed.variants import SOURCES
 
 FORMAT = "jetflow-products/1"
@@ -34,6 +33,7 @@ def key_of(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         **{name: versions[name] for name in ("torch", "triton", "cuda")},
         "code": sha256(code).hexdigest()[:16],
+        "compiler": nvcc.missing(SOURCES) is None,
     }
 
 
@@ -45,7 +45,9 @@ def file_of(key: Mapping[str, Any], folder: Path | None = None) -> Path:
         folder: of all such files; None: ``products`` in the user's cache folder.
     """
     digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    return (cache_folder().parent / "products" if folder is None else folder) / f"{digest}.json"
+    return (
+        nvcc.cache_folder().parent / "products" if folder is None else folder
+    ) / f"{digest}.json"
 
 
 def stored(file: Path, key: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from jetflow_kernels import round as steps
 from jetflow_kernels.attention.backend import Backend, Version
 from jetflow_kernels.attention.op import tree_attention, tree_attention_backend
 from jetflow_kernels.attention.plan import Cut
+from jetflow_kernels.round.checks import can_overlap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,6 @@ class RoundSteps:
     tree_slots = staticmethod(steps.tree_slots)
     pack_trees = staticmethod(steps.pack_trees)
     advance = staticmethod(steps.advance)
-    norm_rope_kv_write = staticmethod(steps.norm_rope_kv_write)
     pick_argmax = staticmethod(steps.pick_argmax)
     pick_sampled = staticmethod(steps.pick_sampled)
     accept_walk = staticmethod(steps.accept_walk)
@@ -44,6 +44,42 @@ class RoundSteps:
     def cache_pools(self, pools: Sequence[Tensor]) -> steps.CachePools:
         """What ``commit_path`` wants to know of the pools of all layers; see ``CachePools.of``."""
         return steps.CachePools.of(pools)
+
+    def norm_rope_kv_write(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        *,
+        q_weight: Tensor | None = None,
+        k_weight: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """``jetflow_kernels.round.norm_rope_kv_write``, placed early where the device can do that.
+
+        Args:
+            qkv: [T, (Hq + 2 Hkv) * D].
+            positions: [T].
+            cos: [P, D / 2].
+            sin: [P, D / 2].
+            slots: [T].
+            k_pool: [pages, page, Hkv, D], changed in place.
+            v_pool: likewise.
+            q_weight: [D], or None.
+            k_weight: [D], or None.
+            eps: what is added to the mean square.
+
+        Returns:
+            [T, Hq, D].
+        """
+        return steps.norm_rope_kv_write(
+            *(qkv, positions, cos, sin, slots, k_pool, v_pool),
+            q_weight=q_weight, k_weight=k_weight, eps=eps, overlapped=can_overlap(qkv),
+        )  # fmt: skip
 
     def tree_attention(
         self,

@@ -82,6 +82,15 @@ def placed(overlapped: bool) -> dict[str, bool]:
     return {"OVERLAPPED": True, "launch_pdl": True} if overlapped else {"OVERLAPPED": False}
 
 
+def can_overlap(x: Tensor) -> bool:
+    """Whether a kernel over ``x`` can be placed while the one ahead ends, and wait by itself.
+
+    Args:
+        x: any tensor of the call.
+    """
+    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+
+
 def power_of_two(size: int, *, least: int = 1) -> int:
     """The smallest power of two that is at least ``size`` and ``least``."""
     return max(least, 1 << max(0, size - 1).bit_length())

@@ -18,6 +18,7 @@ from jetflow_kernels.ops.streamed.variants import (
     variant_of,
 )
 
+_CAPABILITY = 9
 _BYTES = 2
 _BOX_ALIGNMENT = 16
 """Bytes that addresses and strides of what bulk copies read are multiples of."""
@@ -103,6 +104,8 @@ def refused(x: Tensor, weight: Tensor, out: Tensor, config: Streamed, *, gated: 
         config: see there.
         gated: whether the matrix is of two halves.
     """
+    if not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != _CAPABILITY:
+        return f"streams need a CUDA device of capability {_CAPABILITY}.x, x is on {x.device}"
     if x.dtype not in TYPES:
         return f"streams are of float16 or bfloat16, not {x.dtype}"
     if len(x) > config.rows:
