@@ -147,7 +147,7 @@ def test_servers() -> None:
         "chain": (*jetflow, "6", "--mode", "chain", "--depth", "5", *rest),
         "tree-4": (*jetflow, "4", "--depth", "5", *rest),
         "tree-16": (*jetflow, "16", "--depth", "5", *rest),
-        "auto": (*jetflow, "auto", "--depth", "5", *rest),
+        "auto": (*jetflow, "auto", "--most", "16", "--depth", "5", *rest),
     }
     own = Served(
         target="T", head=None, depth=None, chain_budget=1, options=("--enable-prefix-caching",)

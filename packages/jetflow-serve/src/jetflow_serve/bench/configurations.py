@@ -85,7 +85,7 @@ def plan_servers(
 
     Args:
         kinds: of ``KINDS``.
-        budgets: of the trees, ascending.
+        budgets: of the trees, ascending; auto uses no more rows than the largest.
         served: what all servers have in common.
         one_server: the trees of all budgets share the server of the largest one; each request says
             its budget.
@@ -108,7 +108,10 @@ def plan_servers(
             own = (Configuration(f"{TREE}-{budget}", TREE, budget),)
             found.append(_drafting(served, f"{TREE}-{budget}", budget, own))
     if AUTO in kinds:
-        found.append(_drafting(served, AUTO, AUTO, (Configuration(AUTO, AUTO, None),)))
+        own = (Configuration(AUTO, AUTO, None),)
+        # It chooses from what the trees beside it are given.
+        most = ("--most", str(max(budgets)))
+        found.append(_drafting(served, AUTO, AUTO, own, most))
     return found
 
 
@@ -131,13 +134,17 @@ def plan_running(kinds: Sequence[str], budgets: Sequence[int]) -> ServerPlan:
 
 
 def _drafting(
-    served: Served, name: str, budget: int | str, own: tuple[Configuration, ...]
+    served: Served,
+    name: str,
+    budget: int | str,
+    own: tuple[Configuration, ...],
+    most: tuple[str, ...] = (),
 ) -> ServerPlan:
     assert served.head is not None
     depth = () if served.depth is None else ("--depth", str(served.depth))
     mode = ("--mode", "chain") if name == CHAIN else ()
     arguments = (
-        "serve", served.target, "--head", served.head, "--budget", str(budget), *mode, *depth,
+        "serve", served.target, "--head", served.head, "--budget", str(budget), *most, *mode, *depth,
         *_options(served),
     )  # fmt: skip
     return ServerPlan(name, JETFLOW, arguments, own)

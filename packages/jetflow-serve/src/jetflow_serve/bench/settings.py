@@ -83,10 +83,10 @@ class ServeBenchSettings:
             raise ValueError(f"no modes: choose from {', '.join(KINDS)}")
 
     def _check_budgets(self) -> None:
-        if TREE not in self.modes:
+        if not {TREE, AUTO} & set(self.modes):
             return
         if not self.budgets:
-            raise ValueError("trees need a budget: give --budgets")
+            raise ValueError("trees and auto need a budget: give --budgets")
         for budget in self.budgets:
             if not 2 <= budget <= MOST_ROWS:
                 raise ValueError(

@@ -37,7 +37,10 @@ def command(
     ] = None,
     budgets: Annotated[
         str,
-        Parameter(help="Rows of one verify pass of the trees, root included, with commas."),
+        Parameter(
+            help="Rows of one verify pass of the trees, root included, with commas; auto uses at "
+            "most the largest."
+        ),
     ] = "16,64,128,256",
     depth: Annotated[
         int | None,
