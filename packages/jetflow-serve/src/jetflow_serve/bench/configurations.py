@@ -144,8 +144,8 @@ def _drafting(
     depth = () if served.depth is None else ("--depth", str(served.depth))
     mode = ("--mode", "chain") if name == CHAIN else ()
     arguments = (
-        "serve", served.target, "--head", served.head, "--budget", str(budget), *most, *mode, *depth,
-        *_options(served),
+        "serve", served.target, "--head", served.head, "--budget", str(budget), *most, *mode,
+        *depth, *_options(served),
     )  # fmt: skip
     return ServerPlan(name, JETFLOW, arguments, own)
 
