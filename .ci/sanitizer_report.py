@@ -1,7 +1,8 @@
 """What compute-sanitizer found, as one JSON file: `sanitizer_report.py WORK OUT TOOL...`.
 
-WORK holds the names of the lists and a folder for each tool and list, as `sanitize` leaves them.
-Exit code 1 if a tool found an error, died or ran nothing.
+WORK holds the names of the lists, those that were left out among `all`, the options of the tools,
+and a folder for each tool and list, as `sanitize` leaves them. Exit code 1 if a tool found an
+error, died or ran nothing.
 """
 
 import json
@@ -71,7 +72,9 @@ def report(work: Path, tools: list[str]) -> dict[str, Any]:
         work: what `sanitize` left.
         tools: those that were asked for.
     """
-    names = (work / "names").read_text(encoding="utf-8").splitlines()
+    names, everything = (
+        (work / name).read_text(encoding="utf-8").splitlines() for name in ("names", "all")
+    )
     facts: dict[str, Any] = {}
     by_tool = []
     for tool in tools:
@@ -97,6 +100,8 @@ def report(work: Path, tools: list[str]) -> dict[str, Any]:
         "passed": bool(names and tools) and all(map(_clean, by_tool)),
         "sanitizer": (work / "version").read_text(encoding="utf-8").strip().splitlines()[-1],
         **facts,
+        "options": (work / "options").read_text(encoding="utf-8"),
+        "left_out": [name for name in everything if name not in names],
         "tools": by_tool,
     }
 

@@ -1,7 +1,10 @@
 """Tolerances of the lists: right sums in bad orders keep them, sums of TF32 break them by far."""
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
+import jetflow_kernels
 import pytest
 import torch
 from jetflow_kernels.check import tolerances
@@ -150,3 +153,19 @@ def test_nothing_is_allowed_where_nothing_is_said() -> None:
     assert tolerances.largest(one, one, none) == 0
     for wrong in (one + 1, one * torch.nan):
         assert tolerances.largest(wrong, one, none) == torch.inf
+
+
+def test_every_dot_multiplies_float32_as_such() -> None:
+    files = Path(jetflow_kernels.__file__).parent.rglob("*.py")
+    calls = [
+        node
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.dot"
+    ]
+    precisions = [
+        {ast.unparse(each.value) for each in call.keywords if each.arg == "input_precision"}
+        for call in calls
+    ]
+    assert len(calls) > 4
+    assert precisions == [{"'ieee'"}] * len(calls)

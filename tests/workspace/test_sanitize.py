@@ -33,7 +33,7 @@ if told[0].endswith(".py"):
 elif told[0] == "-c":
     open("{folder}/built", "w").close()
 elif "--names" in told:
-    print(*{lists}, sep="\\n")
+    print(*{lists}, *([] if "--eager" in told else ["a list of graphs"]), sep="\\n")
 else:
     name = told[told.index("--only") + 1]
     facts = {{"device": "a card", "checks": 5, "failed": 0, "tasks": 2, "done": 2}}
@@ -52,7 +52,9 @@ assert os.path.exists("{folder}/built")
 tool, name = told[told.index("--tool") + 1], told[told.index("--only") + 1]
 alone = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
 assert alone == (tool == "memcheck")
-code = subprocess.run(told[told.index("86") + 1 :]).returncode
+assert "--eager" in told
+open("{folder}/options", "w").write(" ".join(told[told.index("86") + 1 : told.index("python3")]))
+code = subprocess.run(told[told.index("python3") :]).returncode
 found = {found}.get((tool, name))
 print({clean}[tool] if found is None else found)
 sys.exit(86 if found and "0 errors" not in found else code)
@@ -89,13 +91,21 @@ def test_a_clean_run_is_reported_by_tool_and_list(tmp_path: Path) -> None:
     assert code == 0, told
     assert report["passed"] and report["format"] == "jetflow-sanitize/1"
     assert (report["device"], report["sanitizer"]) == ("a card", "Version 2025.1")
+    assert report["left_out"] == ["a list of graphs"]
     assert [tool["tool"] for tool in report["tools"]] == ["memcheck", "racecheck", "synccheck"]
     for tool in report["tools"]:
         assert [row["list"] for row in tool["lists"]] == list(LISTS)
         assert (tool["errors"], tool["checks"], tool["missing"]) == (0, 10, [])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "built", "compute-sanitizer", "python3", "report.json",
+        "built", "compute-sanitizer", "options", "python3", "report.json",
     ]  # fmt: skip
+
+
+def test_options_go_to_the_tool_and_are_told(tmp_path: Path) -> None:
+    options = "--kernel-name-exclude kns=a_kernel"
+    code, report, told = sanitize(tmp_path, "--tools", "racecheck", "--options", options)
+    assert code == 0, told
+    assert report["options"] == (tmp_path / "options").read_text(encoding="utf-8") == options
 
 
 def test_errors_of_a_tool_are_counted_where_they_were_found(tmp_path: Path) -> None:
@@ -112,30 +122,28 @@ def test_errors_of_a_tool_are_counted_where_they_were_found(tmp_path: Path) -> N
     assert f"memcheck | {LISTS[1]}: 3 errors in other_kernel" in told
 
 
-@pytest.mark.parametrize(
-    ("found", "facts", "reason"),
-    [
-        ("", {}, "the tool did not come to its end"),
-        (
-            "========= Error: Target application terminated before first instrumented API call\n"
-            + CLEAN["memcheck"], {}, "the tool saw no call to CUDA",
-        ),
-        (None, {"checks": 0}, "nothing was checked"),
-        (None, {"failed": 1}, "1 tasks failed"),
-        (None, {"done": 1}, "not all tasks were run"),
-    ],
-)  # fmt: skip
-def test_a_run_that_shows_nothing_fails(
-    tmp_path: Path, found: str | None, facts: dict[str, int], reason: str
-) -> None:
+def test_a_run_that_shows_nothing_fails(tmp_path: Path) -> None:
+    ended = CLEAN["memcheck"]
+    unseen = "========= Error: Target application terminated before first instrumented API call"
+    found = {("memcheck", "dies"): "", ("memcheck", "unseen"): f"{unseen}\n{ended}"}
+    facts = {"empty": {"checks": 0}, "wrong": {"failed": 1}, "short": {"done": 1}}
+    reasons = {
+        "dies": "the tool did not come to its end: exit code 0",
+        "unseen": "the tool saw no call to CUDA",
+        "empty": "nothing was checked",
+        "wrong": "1 tasks failed without the tool's doing",
+        "short": "not all tasks were run",
+        "fine": None,
+    }
     code, report, told = sanitize(
-        tmp_path, "--tools", "memcheck", "--jobs", "1",
-        found={} if found is None else {("memcheck", LISTS[0]): found},
-        facts={LISTS[0]: facts},
+        tmp_path, "--tools", "memcheck", "--jobs", "3",
+        found=found, facts=facts, lists=tuple(reasons),
     )  # fmt: skip
     assert code == 1 and not report["passed"]
-    assert f"memcheck | {LISTS[0]}: {reason}" in told
-    assert [row["failed"] is None for row in report["tools"][0]["lists"]] == [False, True]
+    rows = report["tools"][0]["lists"]
+    assert {row["list"]: row["failed"] for row in rows} == reasons
+    for name, reason in reasons.items():
+        assert (f"memcheck | {name}: {reason}" in told) == (reason is not None)
 
 
 def test_without_any_list_nothing_has_passed(tmp_path: Path) -> None:
