@@ -51,7 +51,10 @@ def _draw(axis: Any, report: Mapping[str, Any], kind: str, latency: tuple[str, s
         speeds = [row["figures"]["tokens_per_second"] for row in rows]
         axis.plot(times, speeds, marker="o", label=each["name"])
         for row, time, speed in zip(rows, times, speeds, strict=True):
-            axis.annotate(f"{row['value']:g}", (time, speed), fontsize="x-small")
+            axis.annotate(
+                f"{row['value']:g}", (time, speed), (4, 4), textcoords="offset points",
+                fontsize="x-small",
+            )  # fmt: skip
     axis.set_title(f"numbers at the points: {_UNITS[kind]}")
     axis.set_xlabel(label)
     axis.set_ylabel("new tokens a second, all requests")
