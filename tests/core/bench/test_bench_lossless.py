@@ -53,7 +53,8 @@ def whole(
     kept: list[Any] = []
 
     def remembered(*arguments: Any, **options: Any) -> Any:
-        kept.append(plain_answers(*arguments, **options))
+        # Two of them share the prompts, here where the plain side does its work once for all.
+        kept.append(plain_answers(*arguments, **{**options, "processes": 2}))
         return kept[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -152,10 +153,18 @@ def test_a_short_answer_differs_where_it_ends() -> None:
 
 
 @pytest.mark.slow
-def test_processes_share_the_work(whole: Whole) -> None:
+def test_processes_share_the_work(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def answered(*_: Any, processes: int, **__: Any) -> Any:
+        asked.append(processes)
+        return whole.plain
+
+    monkeypatch.setattr(lossless, "plain_answers", answered)
     report = run_lossless(
         replace(whole.settings, processes=2, slots=3, budgets=(2, 16), drafters=("head", "random"))
     )
+    assert asked == [2]
     assert report["passed"]
     assert report["answers_compared"] == 2 * 2 * len(TEXTS)
     assert report["used"]["processes"] == 2 and report["used"]["num_slots"] == 3
