@@ -1,31 +1,49 @@
-"""The page about tree attention says what the benchmark's files recorded."""
+"""The page about tree attention on an H200 says what its files recorded."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-PAGES = Path(__file__).parents[2] / "docs/benchmarks"
+FOLDER = Path(__file__).parents[2] / "docs/benchmarks"
+PAGE = (FOLDER / "attention.md").read_text(encoding="utf-8")
 
 
-def test_every_figure_of_the_page_is_a_recorded_one() -> None:
-    page = (PAGES / "attention.md").read_text()
-    files = re.findall(r"\((attention-[\w-]+\.json)\)", page)
-    found = {}
-    for file in files:
-        recorded = json.loads((PAGES / file).read_text())
-        assert recorded["device"] in page
-        assert f"torch {recorded['torch']}, triton {recorded['triton']}" in page
-        for each in recorded["results"]:
-            found[each["rows"], each["prefix"], each["backend"]] = each
-    rows = re.findall(r"^\| (\d+) \| (\d+) \|(.+)\|$", page, re.M)
-    assert {(int(r), int(p)) for r, p, _ in rows} == {(r, p) for r, p, _ in found}
-    for nodes, prefix, told in rows:
-        triton, cuda = (found[int(nodes), int(prefix), kind] for kind in ("triton", "cuda"))
-        assert max(triton["error"], cuda["error"]) < 1.6e-2
-        assert [each.strip() for each in told.split("|")] == [
-            f"{cuda['floor_us']:.1f}",
-            f"{triton['median_us']:.1f}",
-            f"{cuda['median_us']:.1f}",
-            f"{cuda['median_us'] / triton['median_us']:.2f}",
-            f"{100 * cuda['share_of_floor']:.0f} %",
-        ]
+def _recorded(name: str) -> dict[str, Any]:
+    assert f"]({name})" in PAGE
+    found: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_case_of_the_file_is_a_row_and_no_other() -> None:
+    file = _recorded("attention-h200-2026-11-30.json")
+    assert f"{file['date'][:10]}, {file['device']}, torch {file['torch']}" in " ".join(PAGE.split())
+    cases: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for each in file["results"]:
+        cases.setdefault((each["prefix"], each["rows"]), {})[each["backend"]] = each
+    lines = []
+    for (prefix, rows), by in sorted(cases.items()):
+        triton, cuda = by["triton"], by["cuda"]
+        peer = min(by["sdpa"]["median_us"], by["sdpa-repeated"]["median_us"])
+        cells = [
+            str(rows), str(prefix), f"{cuda['floor_us']:.1f}",
+            f"{triton['median_us']:.1f}", f"{cuda['median_us']:.1f}",
+            f"{cuda['median_us'] / triton['median_us']:.2f}", f"{cuda['share_of_floor']:.0%}",
+            f"{peer:.1f}", f"{peer / cuda['median_us']:.1f}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells).replace("%", " %") + " |")
+    assert "\n".join(lines) in PAGE
+    assert len(re.findall(r"^\| \d+ \|", PAGE, re.M)) == len(lines)
+
+
+def test_flex_attention_is_what_its_file_says() -> None:
+    (cuda,), (flex,) = (
+        [each for each in _recorded("attention-h200-flex-2026-11-30.json")["results"]
+         if each["backend"] == name]
+        for name in ("cuda", "flex")
+    )  # fmt: skip
+    told = (
+        f"{flex['median_us']:.1f} us, {flex['median_us'] / cuda['median_us']:.1f} times the CUDA "
+        f"kernel's {cuda['median_us']:.1f}"
+    )
+    assert told in " ".join(PAGE.split())
