@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import runpy
 import signal
@@ -59,8 +60,11 @@ def _become(module: str, arguments: Sequence[str], log: Path) -> NoReturn:
         os.dup2(output, 2)
         sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1)
         sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1)
-        # As a program of its own would have them; this one runs engines in its own process.
-        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_WORKER_MULTIPROC_METHOD="fork")
+        # As a program of its own would have it; this one runs engines in its own process.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        # On a CPU vLLM insists on new Pythons for its engine and its worker.
+        forks = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: forks
         os.execv = _run_instead
         _run(module, arguments)
         code = 0
