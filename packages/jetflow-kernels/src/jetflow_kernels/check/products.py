@@ -26,10 +26,12 @@ from jetflow_kernels.ops.linear import (
 from jetflow_kernels.ops.linear_choice import Products
 from jetflow_kernels.ops.linear_plan import Config, configs_for
 from jetflow_kernels.ops.norms import add_rms_norm, rms_norm
+from jetflow_kernels.ops.streamed.launch import refused
+from jetflow_kernels.ops.streamed.variants import streamed_for
 
 _REPLAYS = 20
 _CHAINED = 2
-"""Configurations that are tried in layers."""
+"""Configurations of either end of the list that are tried in layers."""
 _TORCH_STEPS = 8.0
 """Tolerances by which torch's product may be off, which may be what is chosen."""
 
@@ -58,7 +60,7 @@ def values(
         allowed = tolerances.of_product(x, weight, wanted)
     arrived = torch.zeros(room_for([(rows, outs)]), dtype=torch.int32, device=device)
     worst = 0.0
-    configs = configs_for(rows, dtype, gated=gated)
+    configs = _all_configs(x, weight, wanted, gated=gated)
     for config in configs:
         found = _run(x, weight, bias, config, arrived, gated=gated)
         worst = max(worst, tolerances.largest(found, wanted, allowed))
@@ -97,8 +99,8 @@ def layers_in_one_graph(
     )
     held = 0
     pairs = zip(
-        configs_for(rows, dtype, gated=True)[:_CHAINED],
-        configs_for(rows, dtype, gated=False)[:_CHAINED],
+        _chained(x, gates[0], x.new_empty(rows, inner), gated=True),
+        _chained(x.new_empty(rows, inner), downs[0], x, gated=False),
         strict=True,
     )
     for gated, plain in pairs:
@@ -140,6 +142,22 @@ def the_measured_choice(device: str, *, dtype: torch.dtype, rows: int) -> tuple[
     if not max(errors) <= 1:
         raise RuntimeError(f"off by {max(errors):.3g} tolerances")
     return len(errors), max(errors)
+
+
+def _all_configs(x: Tensor, weight: Tensor, out: Tensor, *, gated: bool) -> list[Config]:
+    """All that takes these tensors; streams run on cards alone."""
+    streams = [
+        each
+        for each in streamed_for(len(x), x.dtype)
+        if refused(x, weight, out, each, gated=gated) is None
+    ]
+    return [*configs_for(len(x), x.dtype, gated=gated), *streams]
+
+
+def _chained(x: Tensor, weight: Tensor, out: Tensor, *, gated: bool) -> list[Config]:
+    """Some of them: the first ones, and the last two, which are streams where there are any."""
+    found = _all_configs(x, weight, out, gated=gated)
+    return [*found[:_CHAINED], *found[-_CHAINED:]]
 
 
 def _replayed(device: str, x: Tensor, run: Callable[[bool], Tensor]) -> int:
