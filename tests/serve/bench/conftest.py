@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ class Fakes:
     fails_under: str = "none"
     """Likewise, for requests that are not answered."""
     interrupted_under: str = "none"
-    """Likewise, for a user's Ctrl-C."""
+    """Likewise, for a request to end."""
     silent: bool = False
     """Servers run and do not answer."""
     deaf: bool = False
@@ -155,7 +156,7 @@ class Fakes:
         self.runs.append(options)
         name = options["--result-filename"].removesuffix(".result.json")
         if name == self.interrupted_under:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
         lines = Path(options["--dataset-path"]).read_text().splitlines()
         body = json.loads(options.get("--extra-body", "{}"))
         for line in lines:
