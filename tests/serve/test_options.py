@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 from jetflow_core.head.config import HeadConfig
 from jetflow_serve.options import OptionError, ServeOptions, read_options
-from jetflow_serve.refusals import WORKER, Engine, ServeRefused, check_engine, check_head_keys
+from jetflow_serve.refusals import (
+    SCHEDULER,
+    WORKER,
+    Engine,
+    ServeRefused,
+    check_engine,
+    check_head_keys,
+)
 
 HEAD = HeadConfig(
     hidden_size=64,
@@ -24,6 +31,7 @@ HEAD = HeadConfig(
 )
 ENGINE = Engine(
     worker_cls=WORKER,
+    scheduler_cls=None,
     target_layers=30,
     target_hidden_size=64,
     target_vocab_size=512,
@@ -63,6 +71,9 @@ def test_the_section_is_read() -> None:
         ({"budget": True}, "got True"),
         ({"depth": "5"}, "depth must be a whole number from 1 to 1024; got '5'"),
         ({"max_children": 1.5}, "max_children"),
+        ({"audit": 1.5}, "audit is a share from 0 to 1; got 1.5"),
+        ({"audit": True}, "got True"),
+        ({"audit": "all"}, "got 'all'"),
         ({"top": 1, "width": 2}, "unknown keys top, width; known are mode, budget"),
         ([], "must be a mapping"),
     ],
@@ -82,6 +93,8 @@ def test_a_head_that_only_says_causal_head_is_refused_with_the_fix() -> None:
 
 def test_what_fits_is_served_without_a_word() -> None:
     assert check_engine(ENGINE, HEAD, ServeOptions(budget="auto")) == []
+    audited = replace(ENGINE, scheduler_cls=SCHEDULER)
+    assert check_engine(audited, HEAD, ServeOptions(audit=0.01)) == []
     assert check_engine(ENGINE, HEAD, ServeOptions(budget=64, depth=7, max_children=16)) == []
 
 
@@ -100,6 +113,8 @@ def test_what_fits_is_served_without_a_word() -> None:
         ({"cache_dtype": "fp8"}, {}, "KV cache of type fp8"),
         ({"async_scheduling": True}, {}, "--no-async-scheduling"),
         ({"data_parallel": 2, "width_by_load": True}, {}, "data parallel with width by load"),
+        ({}, {"audit": 0.5}, f"start vLLM with --scheduler-cls {SCHEDULER}"),
+        ({"scheduler_cls": "their.Own"}, {"audit": 1}, "needs our scheduler"),
         ({"width_by_load": True}, {"budget": "auto"}, "both choose by load"),
         ({}, {"budget": 63}, "num_speculative_tokens must be 62; it is 63"),
         ({}, {"depth": 8}, "depth 8 is more than this head drafts: 1..7"),

@@ -8,7 +8,7 @@ from jetflow_core.head.checkpoint import HeadInfo, save_head
 from jetflow_core.head.config import HeadConfig
 from jetflow_serve.heads import check_target, read_head
 from jetflow_serve.options import OptionError, ServeOptions
-from jetflow_serve.refusals import WORKER, ServeRefused
+from jetflow_serve.refusals import SCHEDULER, WORKER, ServeRefused
 from jetflow_serve.server import server_arguments, tree_section
 
 
@@ -38,6 +38,13 @@ def test_budget_auto_is_said_in_the_section_and_its_most_to_vllm() -> None:
     assert json.loads(_value(arguments, "--additional-config")) == {
         "jetflow": {"mode": "tree", "budget": "auto"}
     }
+
+
+def test_an_audit_brings_its_scheduler() -> None:
+    arguments = server_arguments("t", "h", 16, [], tree_section(ServeOptions(audit=0.25)))
+    assert _value(arguments, "--scheduler-cls") == SCHEDULER
+    assert json.loads(_value(arguments, "--additional-config"))["jetflow"]["audit"] == 0.25
+    assert "--scheduler-cls" not in server_arguments("t", "h", 16, [], {})
 
 
 @pytest.mark.parametrize("joined", [False, True])

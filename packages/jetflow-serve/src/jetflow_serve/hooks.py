@@ -86,7 +86,32 @@ _STEP_COSTS = (
     Hook(_OUTPUT, "CachedRequestData.num_output_tokens", "made-up requests that go on"),
 )
 
-_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + _METRICS + _STEP_COSTS + RUNNER_V1 + RUNNER_V2
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
+
+_AUDIT = (
+    Hook("vllm.config.scheduler", "SchedulerConfig.scheduler_cls", "our scheduler audits"),
+    Hook(
+        _SCHEDULER,
+        "Scheduler.update_from_output",
+        "who has ended, and what audits wrote",
+        ("scheduler_output", "model_runner_output"),
+    ),
+    Hook(
+        _SCHEDULER,
+        "Scheduler.finish_requests",
+        "who was ended by the server",
+        ("request_ids", "finished_status"),
+    ),
+    Hook(_SCHEDULER, "Scheduler.add_request", "a request is decoded again", ("request",)),
+    Hook("vllm.v1.request", "Request", "the same request without drafts"),
+    Hook(
+        "vllm.sampling_params",
+        "SamplingParams.skip_reading_prefix_cache",
+        "audits compute their prompt anew",
+    ),
+)
+
+_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + _METRICS + _STEP_COSTS + _AUDIT + RUNNER_V1 + RUNNER_V2
 
 HOOKS: dict[str, tuple[Hook, ...]] = {"0.32": _SHARED, "0.33": _SHARED}
 """The hooks of each vLLM release line, by its first two numbers."""

@@ -40,9 +40,15 @@ class ServeOptions:
     max_children: int | None = None
     """Most children of one node; None: as many as the head has candidates."""
 
+    audit: float = 0.0
+    """Share of finished requests that is decoded again without speculation, 0 to 1."""
+
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise OptionError(f"mode is one of {', '.join(MODES)}; got {self.mode!r}")
+        shares = isinstance(self.audit, int | float) and not isinstance(self.audit, bool)
+        if not shares or not 0 <= self.audit <= 1:
+            raise OptionError(f"audit is a share from 0 to 1; got {self.audit!r}")
         for name, most in (("budget", MOST_ROWS), ("depth", 1024), ("max_children", 1024)):
             value = getattr(self, name)
             if value is None or (name == "budget" and value == AUTO):

@@ -12,6 +12,8 @@ from jetflow_serve.options import AUTO, ServeOptions
 
 WORKER = "jetflow_serve.engine.worker.TreeWorker"
 
+SCHEDULER = "jetflow_serve.engine.audit_scheduler.AuditScheduler"
+
 
 class ServeRefused(ValueError):
     """vLLM is configured in a way that this package does not run; the message names each fault."""
@@ -22,6 +24,8 @@ class Engine:
     """Of a vLLM configuration what decides whether trees can be served."""
 
     worker_cls: str
+    scheduler_cls: str | None
+    """None: vLLM's own."""
     target_layers: int
     target_hidden_size: int
     target_vocab_size: int
@@ -75,6 +79,7 @@ def check_engine(engine: Engine, head: HeadConfig, options: ServeOptions) -> lis
             vocab_size=engine.target_vocab_size,
         ),
         *_not_served(engine),
+        *_unaudited(engine, options),
         *_sizes(engine, head, options),
     ]
     if faults:
@@ -113,6 +118,14 @@ def _not_served(engine: Engine) -> Iterator[str]:
     ):
         if present:
             yield f"not served by this version: {what}"
+
+
+def _unaudited(engine: Engine, options: ServeOptions) -> Iterator[str]:
+    if options.audit and engine.scheduler_cls != SCHEDULER:
+        yield (
+            f"audit {options.audit} needs our scheduler: start vLLM with "
+            f"--scheduler-cls {SCHEDULER}"
+        )
 
 
 def _sizes(engine: Engine, head: HeadConfig, options: ServeOptions) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jetflow_serve.options import SECTION, ServeOptions, read_options
-from jetflow_serve.refusals import WORKER, ServeRefused
+from jetflow_serve.refusals import SCHEDULER, WORKER, ServeRefused
 
 SERVER = "vllm.entrypoints.openai.api_server"
 _FILLED_IN = ("--speculative-config", "--worker-cls", "--model")
@@ -37,7 +37,8 @@ def server_arguments(
             raise ServeRefused(f"{option} is filled in by jetflow serve; leave it out")
     rest, additional = _additional(given)
     additional[SECTION] = {**additional.get(SECTION, {}), **section}
-    read_options(additional)
+    if read_options(additional).audit:
+        rest = ["--scheduler-cls", SCHEDULER, *rest]
     speculative = {"method": "dflash", "model": head, "num_speculative_tokens": budget - 1}
     return [
         "--model", model,
@@ -55,6 +56,7 @@ def tree_section(options: ServeOptions) -> dict[str, Any]:
         "budget": options.budget,
         "depth": options.depth,
         "max_children": options.max_children,
+        "audit": options.audit or None,
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -18,6 +18,7 @@ def command(
     mode: Literal["tree", "chain"] = "tree",
     depth: int | None = None,
     max_children: int | None = None,
+    audit: float = 0.0,
 ) -> int:
     """Serve a target with a draft head through vLLM's OpenAI-compatible server.
 
@@ -33,6 +34,8 @@ def command(
         mode: Draft trees, or chains only.
         depth: Deepest depth that is drafted; as deep as the head goes if left out.
         max_children: Most children of one node; no limit if left out.
+        audit: Share of finished requests, 0 to 1, that is decoded again without speculation;
+            differences are logged and counted.
     """
     import os
     import sys
@@ -42,7 +45,9 @@ def command(
     from jetflow_serve.options import ServeOptions
     from jetflow_serve.server import SERVER, server_arguments, tree_section
 
-    options = ServeOptions(mode=mode, budget=budget, depth=depth, max_children=max_children)
+    options = ServeOptions(
+        mode=mode, budget=budget, depth=depth, max_children=max_children, audit=audit
+    )
     rows = most if budget == "auto" else budget
     arguments = server_arguments(model, str(head), rows, vllm_options, tree_section(options))
     check_target(read_head(head), model)

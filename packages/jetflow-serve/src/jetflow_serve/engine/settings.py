@@ -54,6 +54,7 @@ def read_engine(config: VllmConfig) -> Engine:
     speculative, scheduler = config.speculative_config, config.scheduler_config
     return Engine(
         worker_cls=str(parallel.worker_cls),
+        scheduler_cls=None if scheduler.scheduler_cls is None else str(scheduler.scheduler_cls),
         target_layers=model.get_total_num_hidden_layers(),
         target_hidden_size=model.get_hidden_size(),
         target_vocab_size=model.get_vocab_size(),

@@ -1,0 +1,1 @@
+"""The audit: a share of finished requests is decoded again without speculation and compared."""
