@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -32,6 +33,21 @@ def test_a_board_is_read_as_it_was_written(tmp_path: Path) -> None:
     written.unlink()
     written.post({SERIES[0]: 2.5, SERIES[2]: 3})
     assert read.read() == {SERIES[0]: 2.5, SERIES[1]: 0.0, SERIES[2]: 3.0}
+
+
+def test_a_process_that_ends_leaves_no_board(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_posts, args=(tmp_path / "board",))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def _posts(file: Path) -> None:
+    board = Board.create(file, SERIES)
+    board.unlink_at_exit()
+    board.post({SERIES[0]: 1})
+    assert file.exists()
 
 
 def test_boards_that_are_none(tmp_path: Path) -> None:

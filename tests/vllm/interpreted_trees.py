@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jetflow_serve.refusals import SCHEDULER
 from jetflow_serve.v2 import state as state_module
 from oracle import Oracle
 from requests_made import greedy, prompt
@@ -80,3 +81,26 @@ def test_without_the_move(
     monkeypatch.setattr(state_module, "move_rows", lambda cache, sources, targets: None)
     found = _tokens(answers(trees, GREEDY))
     assert all(one != other for one, other in zip(found, _tokens(wanted["greedy"]), strict=True))
+
+
+# The last one: an engine of its own ends what the other stands on.
+def test_budget_auto_and_the_audit(
+    target: Path,
+    head: Path,
+    wanted: dict[str, list[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tree = {"budget": "auto", "audit": 1.0}
+    options = {"scheduler_cls": SCHEDULER, "max_num_seqs": 1, "max_model_len": 128}
+    with tree_engine(target, head, 5, tree=tree, **options) as llm:
+        core = llm.llm_engine.engine_core
+        scheduler = core.engine_core.scheduler
+        assert _tokens(answers(llm, GREEDY[:2])) == _tokens(wanted["greedy"][:2])
+        while scheduler.has_requests():
+            core.get_output()
+        counted = runner_of(llm).counters.to_dict()
+    assert scheduler.tally.results == {"same": 2}
+    assert sum(counted["auto"].values()) >= 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["jetflow"]

@@ -6,7 +6,6 @@ computed anew. The engine decodes it among the others; nobody outside sees it.
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,8 +45,7 @@ class AuditScheduler(Scheduler):
         self.tally = Tally()
         rank = config.parallel_config.data_parallel_index
         self._board = Board.create(board_file(config.instance_id, AUDIT_PART, rank), audit_series())
-        # As the worker's: a process that is killed leaves a small file.
-        atexit.register(self._board.unlink)
+        self._board.unlink_at_exit()
 
     def update_from_output(
         self, scheduler_output: Any, model_runner_output: Any

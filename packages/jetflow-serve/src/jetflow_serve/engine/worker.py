@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from typing import Any
 
 import torch
@@ -94,8 +93,7 @@ def _new_board(config: VllmConfig) -> Board:
     series = worker_series(settings.depth, most, whys)
     rank = config.parallel_config.data_parallel_index
     board = Board.create(board_file(config.instance_id, WORKER_PART, rank), series)
-    # A process that is asked to end leaves through here; one that is killed leaves a small file.
-    atexit.register(board.unlink)
+    board.unlink_at_exit()
     return board
 
 

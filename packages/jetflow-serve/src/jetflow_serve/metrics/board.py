@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Self
 
@@ -111,6 +112,15 @@ class Board:
         """The newest value of every series."""
         return dict(zip(self.series, self._values.tolist(), strict=True))
 
+    def unlink_at_exit(self) -> None:
+        """Has the file removed when this process ends, unless it is killed."""
+        # Not atexit: processes that multiprocessing started do not run that.
+        Finalize(None, _remove, (self.file,), exitpriority=0)
+
     def unlink(self) -> None:
         """Removes the file; who has it in memory goes on."""
-        self.file.unlink(missing_ok=True)
+        _remove(self.file)
+
+
+def _remove(file: Path) -> None:
+    file.unlink(missing_ok=True)
