@@ -31,11 +31,6 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 STAND_INS = (HERE.parents[1] / "k2" / "emulation", HERE / "emulation")
-QUICK = (
-    Variant(dtype=torch.bfloat16, rows=16, columns=128, gated=False),
-    Variant(dtype=torch.bfloat16, rows=16, columns=64, gated=True),
-)
-"""Of the default tests: compiling all takes longer."""
 
 
 class Broken(AssertionError):
@@ -83,28 +78,22 @@ def _compile(folder: Path, variants: Sequence[Variant]) -> ctypes.CDLL:
 
 
 @pytest.fixture(scope="session")
-def quick(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
-    """The kernels of the default tests."""
-    return compiled(QUICK)
+def every(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    """All kernels."""
+    return compiled(VARIANTS)
 
 
 @pytest.fixture(scope="session")
-def emulate(quick: ctypes.CDLL) -> Callable[..., Tensor]:
+def emulate_any(every: ctypes.CDLL) -> Callable[..., Tensor]:
     """Runs a kernel on tensors on the CPU."""
-    return partial(emulate_with, quick)
-
-
-@pytest.fixture(scope="session")
-def emulate_any(compiled: Callable[..., ctypes.CDLL]) -> Callable[..., Tensor]:
-    """``emulate`` for every variant."""
-    return partial(emulate_with, compiled(VARIANTS))
+    return partial(emulate_with, every)
 
 
 @pytest.fixture(scope="session")
 def emulate_changed(
     compiled: Callable[..., ctypes.CDLL],
 ) -> Callable[..., Callable[..., Tensor]]:
-    """``emulate`` for one variant of changed sources."""
+    """``emulate_any`` for one variant of changed sources."""
 
     def changed(variant: Variant, changes: Sequence[tuple[str, str, str]]) -> Callable[..., Tensor]:
         return partial(emulate_with, compiled([variant], changes))

@@ -21,15 +21,16 @@ from jetflow_kernels.ops.streamed.variants import (
 
 # Rows, columns of the result, inner dimension, rows and columns of a tile, shares, type, gated.
 BF16, FP16 = torch.bfloat16, torch.float16
-QUICK: list[tuple[Any, ...]] = [
+# More stages than lie in the ring, in each share.
+WRAPPED = (14, 132, 1800, 16, 128, 2, BF16, False)
+CASES: list[tuple[Any, ...]] = [
     (1, 128, 64, 16, 128, 1, BF16, False),
     (16, 260, 584, 16, 128, 2, BF16, False),
     (5, 136, 136, 16, 64, 1, BF16, True),
     (9, 64, 320, 16, 64, 4, BF16, True),
-]
-SLOW: list[tuple[Any, ...]] = [
     (3, 300, 1000, 16, 64, 4, FP16, False),
     (12, 130, 560, 16, 128, 4, BF16, False),
+    WRAPPED,
     (21, 140, 712, 32, 128, 2, BF16, False),
     (32, 104, 640, 32, 128, 4, FP16, True),
     (64, 520, 456, 64, 128, 1, BF16, False),
@@ -63,21 +64,10 @@ def _check(emulate: Callable[..., Any], case: Any) -> None:
     assert torch.equal(alone, first[:1])
 
 
-@pytest.mark.parametrize("case", QUICK, ids=str)
-def test_short(emulate: Callable[..., Any], case: Any) -> None:
-    _check(emulate, case)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW, ids=str)
-def test_further(emulate_any: Callable[..., Any], case: Any) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_values(emulate_any: Callable[..., Any], case: Any) -> None:
     _check(emulate_any, case)
-
-
-def test_sizes_are_those_of_the_host(quick: ctypes.CDLL) -> None:
-    assert quick.emulated_params_size() == ctypes.sizeof(ProductParams)
-    for index, variant in enumerate(quick.variants):
-        _compare_sizes(quick, index, variant)
 
 
 def _compare_sizes(library: Any, index: int, variant: Variant) -> None:
@@ -91,7 +81,32 @@ def _compare_sizes(library: Any, index: int, variant: Variant) -> None:
 
 
 @pytest.mark.slow
-def test_all_sizes(compiled: Callable[..., Any]) -> None:
-    library = compiled(VARIANTS)
+def test_sizes_are_those_of_the_host(every: ctypes.CDLL) -> None:
+    assert every.emulated_params_size() == ctypes.sizeof(ProductParams)
     for index, variant in enumerate(VARIANTS):
-        _compare_sizes(library, index, variant)
+        _compare_sizes(every, index, variant)
+
+
+# What the card would not forgive, one change each: the tests above would notice it.
+BROKEN = {
+    "slabs before all have read their stages": (
+        "finish.cuh",
+        "  cluster_sync();  // everybody has read the stages\n",
+    ),
+    "a stage given back unread": ("product.cuh", "    mma_wait<1>();\n"),
+    "a stage not waited for": (
+        "product.cuh",
+        "      barrier_wait(room.empty(stage.index), stage.parity ^ 1);\n",
+    ),
+    "sums not waited for": ("finish.cuh", "  barrier_wait(room.received(), 0);\n"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_kernel_is_noticed(emulate_changed: Callable[..., Any], what: str) -> None:
+    variant = Variant(dtype=BF16, rows=16, columns=128, gated=False)
+    emulate = emulate_changed(variant, [(*BROKEN[what], "")])
+    # What it did, or what came of it.
+    with pytest.raises((RuntimeError, AssertionError)):
+        _check(emulate, WRAPPED)
