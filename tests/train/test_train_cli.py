@@ -66,6 +66,7 @@ CASES = {
     f"{STEPS} --out file": "file is no folder",
     f"{STEPS} --out /proc/o": "cannot write",
     f"{DATA} --limit -1": "limit -1 is out of range: at least 1",
+    f"{DATA} --shard-rows 0": "shard-rows 0 is out of range: at least 1",
     f"{DATA} --limit 1.5": "no whole number",
     f"{DATA} --temperatures nan": "temperature nan is out of range",
     f"{DATA} --temperatures 0_1": "temperatures '0_1' is no number",

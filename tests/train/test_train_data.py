@@ -87,6 +87,23 @@ def test_the_attention_that_decodes_is_told_and_can_be_given(
     assert found[0] == found[1]
 
 
+def test_a_long_shard_is_not_silent(
+    tiny_model: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, target = make_target(tiny_model, "llama")
+    config = RegenerateConfig(rows=2, max_new_tokens=2, temperatures=(0.0,), shard_rows=4)
+    monkeypatch.setattr(regeneration, "SILENCE", 0.0)
+    told: list[str] = []
+    regenerate(target, make_prompts(6), tmp_path / "out", config, report=told.append)
+    between = [line for line in told if line.endswith("left") and "shard" not in line]
+    # All but the last answer, behind which nothing is left to tell of.
+    assert [line.split(" ")[0] for line in between] == ["1", "2", "3", "4", "5"]
+    assert all(" of 6 answers, " in line and " tokens/s, " in line for line in between)
+    assert [line[:15] for line in told if "written" in line] == [
+        f"shard {n} written" for n in (0, 1)
+    ]
+
+
 def test_loops_are_cut_from_greedy_answers_that_did_not_end() -> None:
     loop = np.asarray([9, *[7, 8] * 20])
     questions = {

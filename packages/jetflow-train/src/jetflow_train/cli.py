@@ -29,6 +29,7 @@ def regenerate(
     max_new_tokens: Positive = 160,
     max_prompt_tokens: Positive = 384,
     rows: Positive = 2048,
+    shard_rows: Positive = 8192,
     limit: Annotated[int | None, whole(1)] = None,
     max_seconds: Real | None = None,
     compile: bool | None = None,
@@ -46,8 +47,10 @@ def regenerate(
         max_new_tokens: Longest answer.
         max_prompt_tokens: Longer prompts are skipped.
         rows: Sequences decoded at once.
+        shard_rows: Answers of a shard. A run that is killed loses the shards that it has not
+            written, so give few on a slow machine.
         limit: Prompts taken from each file.
-        max_seconds: Start nothing new after this time.
+        max_seconds: Start no further shard after this time.
         compile: Fuse small operations with torch.compile; by default on a GPU.
         seed: Of order and sampling.
         config: TOML file with these options; what stands on the command line wins.
@@ -60,6 +63,7 @@ def regenerate(
         max_new_tokens=max_new_tokens,
         max_prompt_tokens=max_prompt_tokens,
         rows=rows,
+        shard_rows=shard_rows,
         seed=seed,
     )
     manifest = run_regenerate(

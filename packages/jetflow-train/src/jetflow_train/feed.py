@@ -38,6 +38,14 @@ class Feed:
         self._packer = ThreadPoolExecutor(1, thread_name_prefix="pack")
         self._next: tuple[int, Future[Rows]] | None = None
 
+    def check(self) -> None:
+        """Looks whether the data is enough for a step.
+
+        Raises:
+            ValueError: the corpus does not fill the rows of one step.
+        """
+        self.sequences(0)
+
     def batch(self, step: int, piece: int = 0) -> Batch:
         """This process's rows of one piece of a step."""
         config = self._config
@@ -75,8 +83,9 @@ class Feed:
         number = len(self._rows) // config.rows
         if number < 1:
             raise ValueError(
-                f"the data fills {len(self._rows)} rows of {config.width} tokens, "
-                f"a step needs {config.rows}"
+                f"the data fills {len(self._rows)} rows of {config.width} tokens, a step needs "
+                f"{config.rows}: more data, or a smaller width ({config.width}) or fewer rows "
+                f"({config.rows})"
             )
         if epoch == 0:
             self._per_epoch = number

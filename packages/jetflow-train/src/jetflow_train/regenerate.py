@@ -37,6 +37,8 @@ from jetflow_train.temperatures import check_temperatures
 
 LIKE_LENGTHS = 64
 """Questions of like length that stay together."""
+SILENCE = 30.0
+"""Seconds after which a line of progress comes before its shard is complete."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +102,8 @@ def regenerate(
         max_seconds: start no further shard after this time; None: answer everything.
         compiled: compile the decode step's layers (a GPU).
         backend: attention of a decoding step; None: the one installed for the target's device.
-        report: receives a line of progress at the beginning and after each shard.
+        report: receives a line of progress at the beginning, after each shard, and in between
+            where shards take long.
 
     Returns:
         The manifest.
@@ -185,6 +188,7 @@ class _Pace:
         self._start, self._report = time.monotonic(), report
         self._questions, self._answered, self._tokens = questions, 0, 0
         self._told = (0.0, 0)
+        self._last_line = 0.0
 
     @property
     def seconds(self) -> float:
@@ -193,18 +197,29 @@ class _Pace:
     def count(self, answer: Answer) -> None:
         self._answered += 1
         self._tokens += len(answer.tokens)
+        seconds = self.seconds
+        if seconds - self._last_line >= SILENCE and self._answered < self._questions:
+            self._last_line = seconds
+            self._report(f"{self._so_far(seconds)}, {self._left(seconds)} left")
 
     def tell(self, shard: int) -> None:
-        seconds = self.seconds
-        left = clock(time_left(seconds, self._answered / self._questions))
+        seconds = self._last_line = self.seconds
         before, known = self._told
         newest = (self._tokens - known) / max(seconds - before, 1e-9)
         self._told = (seconds, self._tokens)
         self._report(
-            f"shard {shard} written, {self._answered:,} of {self._questions:,} answers, "
-            f"{self._tokens:,} new tokens, {self._tokens / seconds:,.0f} tokens/s, "
-            f"{newest:,.0f} in this shard, {left} left"
+            f"shard {shard} written, {self._so_far(seconds)}, "
+            f"{newest:,.0f} in this shard, {self._left(seconds)} left"
         )
+
+    def _so_far(self, seconds: float) -> str:
+        return (
+            f"{self._answered:,} of {self._questions:,} answers, {self._tokens:,} new tokens, "
+            f"{self._tokens / seconds:,.0f} tokens/s"
+        )
+
+    def _left(self, seconds: float) -> str:
+        return clock(time_left(seconds, self._answered / self._questions))
 
 
 def _open_manifest(

@@ -18,6 +18,7 @@ from jetflow_train.evaluation.after_training import evaluate_sets, pooled_top1
 from jetflow_train.evaluation.in_training import StoredAnswerEvaluation
 from jetflow_train.evaluation.sets import EvalSets, load_eval_sets
 from jetflow_train.evaluation.walkers import Walkers, available_cpus
+from jetflow_train.feed import Feed
 from jetflow_train.files import check_folder
 from jetflow_train.heads import check_objective, check_stored, start_head, stored_head
 from jetflow_train.prompts import load_prompts, named_sets
@@ -131,6 +132,7 @@ def run_train(
     for line in told.lines():
         say(line)
     if settings.dry_run:
+        Feed(corpus, settings.train_config(), head.config.max_depth, world.rank, world.size).check()
         start = write_start(settings, target, told) if world.leads else {}
         return _store_untrained(settings, target_dir, head, start) if world.leads else out / "head"
     sink = open_sinks(out, settings.track)
