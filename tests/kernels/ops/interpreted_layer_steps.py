@@ -170,4 +170,12 @@ def test_products_are_torchs() -> None:
 
 
 def test_the_cache_write_is_that_of_a_round() -> None:
-    assert layer_steps.norm_rope_kv_write is round_steps.norm_rope_kv_write
+    qkv, positions, slots = noise(0, 3, 4 * 16), torch.tensor([2, 0, 5]), torch.tensor([1, -1, 6])
+    cos, sin = noise(1, 8, 8), noise(2, 8, 8)
+    found = []
+    for steps in (layer_steps, round_steps):
+        pools = [torch.zeros(2, 4, 1, 16) for _ in range(2)]
+        queries = steps.norm_rope_kv_write(qkv, positions, cos, sin, slots, *pools)
+        found.append((queries, *pools))
+    assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
+    assert found[0][1].any() and found[0][0].shape == (3, 2, 16)
