@@ -182,6 +182,7 @@ def test_a_system_without_locks_holds_nothing_and_refuses_nothing(
     assert not file.exists()
 
 
+@pytest.mark.slow
 def test_two_processes_do_each_run_once(
     study_home: Path,
     one_seed: Study,

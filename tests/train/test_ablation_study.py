@@ -128,6 +128,7 @@ def _timeless(results: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.slow
 def test_a_report_of_a_study(whole: Path, home: Path) -> None:
     results = _results(whole)
     assert (results["format"], results["complete"]) == ("jetflow-ablation/1", True)
@@ -152,6 +153,7 @@ def test_a_report_of_a_study(whole: Path, home: Path) -> None:
     assert all((whole / "runs" / name / "head-8bit").is_dir() for name in ("base-s0", "reverse-s1"))
 
 
+@pytest.mark.slow
 def test_a_finished_study_is_not_touched_again(whole: Path, home: Path, tmp_path: Path) -> None:
     small = shutil.copytree(whole, tmp_path / "small", ignore=shutil.ignore_patterns("head*"))
     assert _go(home, small, _study(home), over=lambda: True) is True
@@ -163,6 +165,7 @@ def test_a_finished_study_is_not_touched_again(whole: Path, home: Path, tmp_path
     assert {file: file.stat().st_mtime_ns for file in files} == before
 
 
+@pytest.mark.slow
 def test_variants_of_the_evaluation_share_their_training(whole: Path) -> None:
     assert sorted(each.name for each in (whole / "runs").iterdir()) == [
         f"{name}-s{seed}" for name in ("base", "filled", "marginal", "reverse") for seed in (0, 1)
@@ -184,6 +187,7 @@ def test_variants_of_the_evaluation_share_their_training(whole: Path) -> None:
     assert by_name["base", 0]["weights_sha256"] != by_name["base", 1]["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_the_table_holds_the_figures_of_the_report(whole: Path) -> None:
     results = _results(whole)
     page = (whole / "table.md").read_text()
@@ -229,6 +233,7 @@ def test_a_part_of_a_picture_shows_few_variants() -> None:
     assert panels({"variants": variants}) == [("base", names[:5]), ("base", names[5:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "why"),
     [
@@ -250,6 +255,7 @@ def test_a_changed_plan_is_refused(
     assert why in str(refused.value)
 
 
+@pytest.mark.slow
 def test_other_data_and_other_prompts_are_refused(whole: Path, home: Path) -> None:
     plan = parse_plan(PLAN, "plan", [home / "one.jsonl", home / "two.jsonl"])
     with pytest.raises(DataMismatchError, match="was begun with other data called words"):

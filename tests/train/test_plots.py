@@ -29,6 +29,7 @@ def test_lines_are_those_of_the_metrics() -> None:
     assert named_lines([{"step": 1, "path_loss": 0.0}], {"path_loss": "p"}) == {}
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sink = JsonLines(tmp_path / "run" / "metrics.jsonl")
     for entry in ENTRIES:

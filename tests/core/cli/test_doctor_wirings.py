@@ -95,6 +95,7 @@ def world(tiny_folder: Path, tiny_head_config: MakeConfig) -> Iterator[World]:
         yield World(target, head.eval().requires_grad_(False), prompts)
 
 
+@pytest.mark.slow
 def test_the_right_wiring_costs_no_more_than_before(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def test_the_right_wiring_costs_no_more_than_before(
     assert len(replayed) <= (1 + _FORMERLY_TRIED) * len(_TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "cure"),
     [

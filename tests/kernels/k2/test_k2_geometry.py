@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jetflow_kernels.attention import plan
@@ -11,6 +12,7 @@ from jetflow_kernels.attention.k2.launch import inverse
 from jetflow_kernels.attention.k2.limits import MOST_POSITIONS
 
 # The fixture is a library that keeps no state.
+pytestmark = pytest.mark.slow  # compiling the sources takes most of their time
 SHARED_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

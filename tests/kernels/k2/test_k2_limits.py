@@ -109,6 +109,7 @@ def test_other_devices_are_named() -> None:
     assert unavailable(torch.device("cpu")) == "tensors are on cpu; it runs on CUDA devices"
 
 
+@pytest.mark.slow
 def test_both_sides_hold_the_same_numbers(emulator: ctypes.CDLL) -> None:
     for variant in CONFIGURATIONS:
         found = (ctypes.c_int * 5)()
