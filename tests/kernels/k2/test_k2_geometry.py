@@ -11,8 +11,9 @@ from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.k2.launch import inverse
 from jetflow_kernels.attention.k2.limits import MOST_POSITIONS
 
+# Compiling the sources takes most of their time.
+pytestmark = pytest.mark.slow
 # The fixture is a library that keeps no state.
-pytestmark = pytest.mark.slow  # compiling the sources takes most of their time
 SHARED_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
