@@ -17,7 +17,7 @@ from typing import NoReturn
 # What servers and clients import; their forks find it here.
 import vllm.benchmarks.serve
 import vllm.entrypoints.openai.api_server
-import vllm.v1.engine.core  # noqa: F401
+import vllm.v1.engine.core  # noqa: F401 - imported to be there, not to be called
 
 _SECONDS_TO_STOP = 30
 

@@ -73,7 +73,7 @@ def _compile(folder: Path, variants: Sequence[Variant]) -> ctypes.CDLL:
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(folder / "emulator.so"))
     library.run.restype = ctypes.c_char_p
-    library.variants = list(variants)  # type: ignore[attr-defined]
+    library.variants = list(variants)
     return library
 
 

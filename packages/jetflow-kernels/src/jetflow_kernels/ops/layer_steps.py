@@ -8,15 +8,15 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from jetflow_kernels.ops.cache_writes import CacheWrites
 from jetflow_kernels.ops.gate import silu_mul
 from jetflow_kernels.ops.linear import gate_up_silu, linear
 from jetflow_kernels.ops.linear_choice import Products
 from jetflow_kernels.ops.norms import add_rms_norm, rms_norm
-from jetflow_kernels.round.cache_write import norm_rope_kv_write
 from jetflow_kernels.round.checks import can_overlap
 
 
-class LayerSteps:
+class LayerSteps(CacheWrites):
     """The operations of a decoder layer beside its attention, on a CUDA device.
 
     None makes the host wait, and all can be captured in a CUDA graph; ``prepare`` is the exception,
@@ -64,42 +64,6 @@ class LayerSteps:
             [T, H].
         """
         return add_rms_norm(x, change, weight, eps, total, overlapped=self._overlaps(x))
-
-    def norm_rope_kv_write(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        *,
-        q_weight: Tensor | None = None,
-        k_weight: Tensor | None = None,
-        eps: float = 1e-6,
-    ) -> Tensor:
-        """``jetflow_kernels.round.norm_rope_kv_write``.
-
-        Args:
-            qkv: [T, (Hq + 2 Hkv) * D].
-            positions: [T].
-            cos: [P, D / 2].
-            sin: [P, D / 2].
-            slots: [T].
-            k_pool: [pages, page, Hkv, D], changed in place.
-            v_pool: likewise.
-            q_weight: [D], or None.
-            k_weight: [D], or None.
-            eps: what is added to the mean square.
-
-        Returns:
-            [T, Hq, D].
-        """
-        return norm_rope_kv_write(
-            *(qkv, positions, cos, sin, slots, k_pool, v_pool),
-            q_weight=q_weight, k_weight=k_weight, eps=eps, overlapped=self._overlaps(qkv),
-        )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """``jetflow_kernels.ops.silu_mul``.

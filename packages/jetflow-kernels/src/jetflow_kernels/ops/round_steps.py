@@ -11,11 +11,11 @@ from jetflow_kernels import round as steps
 from jetflow_kernels.attention.backend import Backend, Version
 from jetflow_kernels.attention.op import tree_attention, tree_attention_backend
 from jetflow_kernels.attention.plan import Cut
-from jetflow_kernels.round.checks import can_overlap
+from jetflow_kernels.ops.cache_writes import CacheWrites
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RoundSteps:
+class RoundSteps(CacheWrites):
     """The steps of a round on a CUDA device, for whoever runs rounds.
 
     No step makes the host wait, and all can be captured in a CUDA graph; the addresses that
@@ -44,42 +44,6 @@ class RoundSteps:
     def cache_pools(self, pools: Sequence[Tensor]) -> steps.CachePools:
         """What ``commit_path`` wants to know of the pools of all layers; see ``CachePools.of``."""
         return steps.CachePools.of(pools)
-
-    def norm_rope_kv_write(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        *,
-        q_weight: Tensor | None = None,
-        k_weight: Tensor | None = None,
-        eps: float = 1e-6,
-    ) -> Tensor:
-        """``jetflow_kernels.round.norm_rope_kv_write``, placed early where the device can do that.
-
-        Args:
-            qkv: [T, (Hq + 2 Hkv) * D].
-            positions: [T].
-            cos: [P, D / 2].
-            sin: [P, D / 2].
-            slots: [T].
-            k_pool: [pages, page, Hkv, D], changed in place.
-            v_pool: likewise.
-            q_weight: [D], or None.
-            k_weight: [D], or None.
-            eps: what is added to the mean square.
-
-        Returns:
-            [T, Hq, D].
-        """
-        return steps.norm_rope_kv_write(
-            *(qkv, positions, cos, sin, slots, k_pool, v_pool),
-            q_weight=q_weight, k_weight=k_weight, eps=eps, overlapped=can_overlap(qkv),
-        )  # fmt: skip
 
     def tree_attention(
         self,
