@@ -197,7 +197,7 @@ def test_one_length_takes_the_place_of_the_other() -> None:
 
 
 def test_the_shipped_plan_names_only_real_options(home: Path) -> None:
-    assert shipped_plans() == ("paper", "second-pass")
+    assert shipped_plans() == ("paper", "path-term", "second-pass")
     plan = read_plan("paper", [Path("p.jsonl")])
     given = {name: home / folder for name, folder in
              {"greedy": "one", "sampled": "two", "corpus": "three"}.items()}  # fmt: skip
@@ -215,6 +215,17 @@ def test_the_shipped_plan_names_only_real_options(home: Path) -> None:
     assert {some.prefix_fill for some in shown} == {0.0, 0.5}
     assert {each.builder for each in plan.variants} == set(BUILDERS)
     assert plan.evaluation.budgets == (16, 32, 64, 128, 256)
+
+
+def test_what_the_path_term_is_made_of_shares_its_base_with_the_long_plan(home: Path) -> None:
+    plan, paper = (read_plan(name, [Path("p.jsonl")]) for name in ("path-term", "paper"))
+    study = prepare(plan, {"greedy": home / "one", "sampled": home / "two"})
+    assert not study.not_run
+    assert plan.train == paper.train and plan.evaluation == paper.evaluation
+    for name in ("base", "twice-as-long"):
+        assert plan.variant(name) == paper.variant(name)
+    assert {some.path_rank for some in study.settings.values()} == {None, 32, 512}
+    assert {some.candidate_pool for some in study.settings.values()} == {None, 0}
 
 
 def test_the_path_term_and_the_second_pass_learn_from_equally_many_steps(home: Path) -> None:
