@@ -30,6 +30,9 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
+  // What it waits for, if anything.
+  bool (*ready)(void*) = nullptr;
+  void* condition = nullptr;
 };
 
 constexpr size_t STACK = 96 << 10;
@@ -69,12 +72,21 @@ inline void linger() {
   }
 }
 
+// Returns once the condition holds, which whoever resumes this thread tests: a change of threads
+// takes far longer.
 template <class Condition>
 void wait(Condition condition) {
-  while (!condition()) yield();
+  if (condition()) return;
+  Fiber& mine = all[current];
+  mine.condition = &condition;
+  mine.ready = [](void* tested) { return (*static_cast<Condition*>(tested))(); };
+  yield();
+  mine.ready = nullptr;
 }
 
 inline void resume(int fiber) {
+  const Fiber& its = all[fiber];
+  if (its.ready && fault.empty() && !its.ready(its.condition)) return;
   current = fiber;
   threadIdx.x = fiber % threads;
   blockIdx.x = first_program + fiber / threads;
@@ -91,6 +103,7 @@ inline void run(int count) {
     // Not initialised: most of it is never touched.
     if (!all[i].stack) all[i].stack.reset(new char[STACK]);
     all[i].done = false;
+    all[i].ready = nullptr;
     getcontext(&all[i].context);
     all[i].context.uc_stack.ss_sp = all[i].stack.get();
     all[i].context.uc_stack.ss_size = STACK;
