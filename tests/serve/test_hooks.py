@@ -117,9 +117,9 @@ def test_each_changed_signature_is_noticed(make_vllm: MakeVllm, line: str) -> No
 def test_a_missing_file_is_named_in_the_refusal(make_vllm: MakeVllm) -> None:
     gone = "vllm.v1.attention.backends.registry"
     vllm = make_vllm("0.32", change=lambda module, text: None if module == gone else text)
-    with pytest.raises(VllmNotUsable, match=f"lacks 3 hooks: {gone}:register_backend") as caught:
+    with pytest.raises(VllmNotUsable, match=f"lacks 4 hooks: {gone}:register_backend") as caught:
         require_hooks(vllm)
-    assert "AttentionBackendEnum.CUSTOM" in str(caught.value)
+    assert "AttentionBackendEnum.FLASH_ATTN" in str(caught.value)
 
 
 def test_other_versions_are_refused_with_the_supported_ones(make_vllm: MakeVllm) -> None:

@@ -1,14 +1,15 @@
 """The table of vLLM's hooks that trees need, by version.
 
-It was read off the wheels of 0.32.0 and 0.33.0. Nothing of vLLM is replaced: each entry is a
-public extension point, or a method that a subclass of ours overrides. For those the parameter
-names are part of the table, because a changed signature breaks a subclass as surely as a missing
-method does.
+It was read off the wheels of 0.32.0 and 0.33.0, what a GPU needs off that of 0.32.0. Nothing of
+vLLM is replaced: each entry is a public extension point, or a method that a subclass of ours
+overrides. For those the parameter names are part of the table, because a changed signature breaks
+a subclass as surely as a missing method does.
 """
 
 from __future__ import annotations
 
 from jetflow_serve.hook import Hook
+from jetflow_serve.hooks_cuda import CUDA
 from jetflow_serve.hooks_v1 import RUNNER_V1
 from jetflow_serve.hooks_v2 import RUNNER_V2
 
@@ -25,11 +26,6 @@ _EVERY_PROCESS = (
         "register_backend",
         "attention with a tree mask",
         ("backend", "class_path", "is_mamba"),
-    ),
-    Hook(
-        "vllm.v1.attention.backends.registry",
-        "AttentionBackendEnum.CUSTOM",
-        "the name of that backend on a GPU",
     ),
     Hook(
         "vllm.v1.attention.backends.registry",
@@ -111,7 +107,16 @@ _AUDIT = (
     ),
 )
 
-_SHARED = _EVERY_PROCESS + _DRAFT_MODEL + _METRICS + _STEP_COSTS + _AUDIT + RUNNER_V1 + RUNNER_V2
+_SHARED = (
+    *_EVERY_PROCESS,
+    *_DRAFT_MODEL,
+    *_METRICS,
+    *_STEP_COSTS,
+    *_AUDIT,
+    *RUNNER_V1,
+    *RUNNER_V2,
+    *CUDA,
+)
 
 HOOKS: dict[str, tuple[Hook, ...]] = {"0.32": _SHARED, "0.33": _SHARED}
 """The hooks of each vLLM release line, by its first two numbers."""

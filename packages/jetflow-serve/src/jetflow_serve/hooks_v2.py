@@ -8,13 +8,8 @@ _GPU = "vllm.v1.worker.gpu"
 _STATES = f"{_GPU}.model_states"
 
 _RUNNER = (
-    Hook("vllm.v1.worker.cpu.model_runner", "CPUModelRunner", "the runner that is extended"),
-    Hook(
-        f"{_GPU}.model_runner",
-        "GPUModelRunner.load_model",
-        "the target is given its model state before anything asks",
-        ("load_dummy_weights", "model"),
-    ),
+    Hook("vllm.v1.worker.cpu.model_runner", "CPUModelRunner", "the same on a CPU"),
+    Hook(f"{_GPU}.model_runner", "GPUModelRunner", "the runner that is extended on a GPU"),
     Hook(
         f"{_GPU}.model_runner",
         "GPUModelRunner.initialize_kv_cache",
@@ -128,6 +123,12 @@ _SAMPLER = (
 )
 
 _DRAFTER = (
+    Hook(
+        f"{_GPU}.spec_decode.dflash.speculator",
+        "DFlashSpeculator.load_draft_model",
+        "the target is given its model state before anything asks",
+        ("target_model", "target_attn_layer_names"),
+    ),
     Hook(f"{_GPU}.attn_utils", "build_attn_metadata", "metadata of the head's layers"),
     Hook(
         f"{_GPU}.spec_decode.dflash.speculator",

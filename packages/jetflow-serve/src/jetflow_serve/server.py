@@ -36,6 +36,9 @@ def server_arguments(
         if any(argument.partition("=")[0] == option for argument in given):
             raise ServeRefused(f"{option} is filled in by jetflow serve; leave it out")
     rest, additional = _additional(given)
+    if not any(argument.partition("=")[0].endswith("async-scheduling") for argument in rest):
+        # vLLM would choose it on a GPU.
+        rest = ["--no-async-scheduling", *rest]
     additional[SECTION] = {**additional.get(SECTION, {}), **section}
     if read_options(additional).audit:
         rest = ["--scheduler-cls", SCHEDULER, *rest]

@@ -6,40 +6,17 @@ branches is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
 
 from jetflow_serve.paged_attention import attend_tree
-from jetflow_serve.stage import Staged
+from jetflow_serve.tree_rows import TreeRows
+
+__all__ = ["NAME", "TreeAttentionBackend", "TreeAttentionImpl", "TreeRows"]
 
 NAME = "jetflow_serve.engine.attention.TreeAttentionBackend"
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRows:
-    """A tree with branches in a batch."""
-
-    index: int
-    """Place of its request in the batch."""
-    rows: slice
-    """Its rows of the batch."""
-    context: int
-    sight: Tensor
-    """Bool ``[N, N]``."""
-
-
-def tree_rows(staged: Sequence[Staged | None]) -> list[TreeRows]:
-    """The trees of a batch that causal attention would get wrong."""
-    return [
-        TreeRows(index, entry.rows, entry.context, torch.from_numpy(entry.sight()))
-        for index, entry in enumerate(staged)
-        if entry is not None and entry.branches
-    ]
 
 
 class TreeAttentionBackend(CPUAttentionBackend):

@@ -26,10 +26,10 @@ from jetflow_serve.counters import Counters
 from jetflow_serve.cpu_cache import move_rows
 from jetflow_serve.drafts import Drafts, Picked
 from jetflow_serve.drawing import Seeds
-from jetflow_serve.engine.attention import tree_rows
 from jetflow_serve.engine.drafting import features_in_order
 from jetflow_serve.engine.requests import choice_of
 from jetflow_serve.engine.settings import read_settings
+from jetflow_serve.tree_rows import tree_rows
 from jetflow_serve.v1.outputs import sampler_output
 from jetflow_serve.v1.proposer import TreeProposer
 from jetflow_serve.v1.sampler import Asked, walk_all

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jetflow_tree import Candidates
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.forward_context import set_forward_context
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
@@ -21,10 +21,24 @@ from jetflow_serve.v2.step import Shared
 
 
 class TreeSpeculator(DFlashSpeculator):
-    """Drafts trees; ``shared`` is put in place by the runner."""
+    """Drafts trees; ``shared`` and ``target_state_cls`` are put in place by the runner."""
 
     model: JetFlowDraftModel
     shared: Shared
+    target_state_cls: type[Any]
+    """What keeps the target's state."""
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
+        """As vLLM's; the target is here before anybody asks it which class keeps its state."""
+        target_model.get_model_state_cls = lambda: self.target_state_cls
+        loaded: nn.Module = super().load_draft_model(target_model, target_attn_layer_names)
+        return loaded
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing: the head runs eagerly."""
+
+    def capture(self) -> None:
+        """Nothing: vLLM would capture a chain's drafts, which are not made here."""
 
     @torch.inference_mode()
     def propose(
@@ -64,8 +78,10 @@ class TreeSpeculator(DFlashSpeculator):
         picked = self._picked(input_batch, num_sampled, last_sampled)
         asks = shared.drafts.plan(picked, nodes)
         grown = shared.drafts.grow(asks, self.draft(asks, last, count))
+        table = torch.zeros(count, self.num_speculative_steps, dtype=self.draft_tokens.dtype)
         for ask, tokens in zip(asks, grown, strict=True):
-            self.draft_tokens[ask.index, : len(tokens)] = torch.tensor(tokens)
+            table[ask.index, : len(tokens)] = torch.tensor(tokens)
+        self.draft_tokens[:count] = table
         return self.draft_tokens[:count]
 
     def draft(self, asks: list[Ask], last: Tensor, count: int) -> list[Candidates]:
@@ -78,10 +94,11 @@ class TreeSpeculator(DFlashSpeculator):
     def _picked(self, batch: Any, num_sampled: Tensor, last_sampled: Tensor) -> list[Picked]:
         shared = self.shared
         roots = last_sampled[batch.idx_mapping].flatten().tolist()
+        counts = num_sampled.tolist()
         found = []
         for index, request in enumerate(batch.req_ids):
             shared.drafts.forget(request)
-            if not int(num_sampled[index]):
+            if not counts[index]:
                 # Its prompt is not finished: no token of it was picked.
                 continue
             place = shared.contexts[index] + shared.scheduled[index]
@@ -94,16 +111,17 @@ class TreeSpeculator(DFlashSpeculator):
 
     def _run_blocks(self, rows: Tensor, blocks: Blocks, tables: Tensor) -> Tensor:
         groups = len(self.kv_cache_config.kv_cache_groups)
-        counts = blocks.starts.diff()
+        starts, lengths = blocks.starts.cpu(), blocks.lengths.cpu()
+        counts = starts.diff()
         metadata = build_attn_metadata(
             attn_groups=self.attn_groups,
             num_reqs=len(counts),
-            num_tokens=int(blocks.starts[-1]),
+            num_tokens=int(starts[-1]),
             query_start_loc_gpu=blocks.starts,
-            query_start_loc_cpu=blocks.starts,
+            query_start_loc_cpu=starts,
             max_query_len=int(counts.max()),
             seq_lens=blocks.lengths,
-            max_seq_len=int(blocks.lengths.max()),
+            max_seq_len=int(lengths.max()),
             block_tables=[tables] * groups,
             slot_mappings=blocks.slots.expand(groups, -1),
             kv_cache_config=self.kv_cache_config,

@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from jetflow_serve import stage
 from jetflow_serve.cpu_cache import move_rows
-from jetflow_serve.engine.attention import tree_rows
+from jetflow_serve.tree_rows import tree_rows
 from jetflow_serve.v2.sampler import TreeRejectionSampler
 from jetflow_serve.v2.step import Shared
 
@@ -19,8 +19,15 @@ class TreeModelState(DefaultModelState):
     """vLLM's state of a decoder, with trees; ``shared`` is put in place by the runner."""
 
     shared: Shared
-    caches: list[Tensor]
-    """The target's layers' caches."""
+
+    def use_caches(self, group: int, caches: list[Tensor]) -> None:
+        """Tells where the target's layers keep keys and values.
+
+        Args:
+            group: their group, which has slots and blocks of its own.
+            caches: each layer's.
+        """
+        self.group, self.caches = group, caches
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Remembers what the request asks for."""
@@ -47,7 +54,7 @@ class TreeModelState(DefaultModelState):
     ) -> dict[str, Any]:
         """Metadata of a step; its rows' slots are known, so positions may follow depths now."""
         self.shared.begin(input_batch)
-        self._slots = slot_mappings[0]
+        self._slots, self._table = slot_mappings[self.group], block_tables[self.group]
         for entry in self.shared.staged:
             if entry is not None:
                 input_batch.positions[entry.rows] = torch.from_numpy(entry.positions())
@@ -55,10 +62,14 @@ class TreeModelState(DefaultModelState):
             input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups,
             kv_cache_config, for_capture, ubatch_idx, model_specific_attn_metadata,
         )  # fmt: skip
+        self.attach(metadata, input_batch, cudagraph_mode)
+        return metadata
+
+    def attach(self, metadata: dict[str, Any], input_batch: Any, cudagraph_mode: Any) -> None:
+        """Tells the attention of every layer which rows are trees."""
         trees = tree_rows(self.shared.staged)
         for layer in metadata.values():
             layer.trees = trees
-        return metadata
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         """VLLM's sampler for batches without drafts, ours for those with."""
@@ -78,6 +89,10 @@ class TreeModelState(DefaultModelState):
                 self.shared.drafts.verified(entry, accepted, len(own))
                 pairs += own
         if pairs:
-            sources, targets = (self._slots[list(rows)] for rows in zip(*pairs, strict=True))
-            for cache in self.caches:
-                move_rows(cache, sources, targets)
+            self.move(pairs)
+
+    def move(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies cache rows of the target, from and to rows of the batch, all at once."""
+        sources, targets = (self._slots[list(rows)] for rows in zip(*pairs, strict=True))
+        for cache in self.caches:
+            move_rows(cache, sources, targets)

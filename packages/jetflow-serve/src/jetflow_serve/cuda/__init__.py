@@ -1,0 +1,1 @@
+"""Trees on a GPU, by vLLM's Model Runner V2."""
