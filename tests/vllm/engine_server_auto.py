@@ -8,6 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from forking import ForkedProcess
 from requests_made import SETS
 from serving import metrics, server
 
@@ -26,7 +27,8 @@ def url(target: Path, head: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     arguments += ["--audit", "1", *options]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        with server(arguments, folder / "log") as address:
+        # What the command itself starts, engine_server.py sees.
+        with server(arguments, folder / "log", ForkedProcess) as address:
             yield address
 
 
