@@ -55,7 +55,7 @@ def test_random_requests(make_requests, assert_same, seed: int, width: int) -> N
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=seeds, width=st.integers(1, 6))
 def test_many_random_requests(make_requests, assert_same, seed: int, width: int) -> None:
     check_both(make_requests(seed, most_rows=32, requests=3), assert_same, width)

@@ -84,7 +84,7 @@ def test_more_depths_than_sixteen(assert_same) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=seeds, kind=st.sampled_from(sorted(KINDS)))
 def test_many_random_requests(assert_same, seed: int, kind: str) -> None:
     random_case(assert_same, seed, kind, 7)
