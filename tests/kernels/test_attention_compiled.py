@@ -23,11 +23,20 @@ LAST_STRIDES = (
     "q_dim", "k_dim", "v_dim", "out_dim", "table_entry", "cu_stride", "prefix_stride",
     "words_word", "lse_head",
 )  # fmt: skip
+# Every two of these values occur together: each of them is a choice of the kernel by itself.
+FP16 = [(64, 1, 16), (128, 256, 16), (64, 256, 64), (128, 1, 64), (64, 1, 256), (128, 256, 256)]
+GROUPS = [
+    (rows, page, group)
+    for at, group in enumerate((1, 2, 3, 8, 16))
+    for rows, page in (((1, 16), (256, 128)), ((1, 128), (256, 16)))[at % 2]
+]
+NOT_ALIKE = [(64, 1, 16), (64, 256, 128), (128, 1, 128), (128, 256, 16)]
 # Type, head dim, rows, page, query heads of a key head, equal strides of keys and values.
 SHIPPED = [
-    *product((torch.bfloat16, torch.float16), (64, 128), (1, 256), (16, 64, 256), (4,), (True,)),
-    *product((torch.bfloat16,), (128,), (1, 256), (16, 128), (1, 2, 3, 8, 16), (True,)),
-    *product((torch.bfloat16,), (64, 128), (1, 256), (16, 128), (4,), (False,)),
+    *product((torch.bfloat16,), (64, 128), (1, 256), (16, 64, 256), (4,), (True,)),
+    *((torch.float16, *case, 4, True) for case in FP16),
+    *((torch.bfloat16, 128, *case, True) for case in GROUPS),
+    *((torch.bfloat16, *case, 4, False) for case in NOT_ALIKE),
     *product((torch.bfloat16,), (256,), (256,), (16, 128), (2,), (True, False)),
     *product((torch.float32,), (64, 128, 256), (256,), (16, 64), (4,), (True,)),
 ]
