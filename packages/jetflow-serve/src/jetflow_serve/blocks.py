@@ -57,16 +57,16 @@ def lay_out(places: Sequence[int], counts: Sequence[int], table: Tensor, block: 
         block: rows of a cache block.
 
     Returns:
-        The blocks, on the table's device; slots follow from places as vLLM's own do.
+        The blocks; slots follow from places as vLLM's own do.
     """
     widest = max(counts)
-    offsets = torch.arange(widest, device=table.device)
-    wanted, first = torch.tensor([counts, places], device=table.device)
+    offsets = torch.arange(widest)
+    wanted = torch.tensor(counts)
     taken = offsets[None] < wanted[:, None]
-    positions = first[:, None] + offsets[None]
+    positions = torch.tensor(places)[:, None] + offsets[None]
     # What is not taken may lie beyond the table.
     column = (positions // block).clamp(max=table.shape[1] - 1)
     slots = table.long().gather(1, column) * block + positions % block
     starts = torch.cat([wanted.new_zeros(1), wanted.cumsum(0)]).int()
-    lengths = (first + wanted).int()
+    lengths = (torch.tensor(places) + wanted).int()
     return Blocks(positions[taken], slots[taken], starts, lengths, taken)

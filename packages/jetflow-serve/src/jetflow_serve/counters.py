@@ -39,14 +39,32 @@ class Counters:
 
     def verified(self, tree: Tree, accepted: Accepted, branching: bool, moved: int) -> None:
         """Adds one verified request."""
+        self.counted(
+            rows=tree.num_nodes,
+            depth=int(tree.depths.max()),
+            accepted=len(accepted.nodes),
+            branching=branching,
+            moved=moved,
+        )
+
+    def counted(self, *, rows: int, depth: int, accepted: int, branching: bool, moved: int) -> None:
+        """Adds one verified request by its numbers.
+
+        Args:
+            rows: of its tree, root included.
+            depth: the tree's deepest.
+            accepted: drafted tokens that were kept.
+            branching: whether the tree was no chain.
+            moved: cache rows that were copied.
+        """
         self.rounds += 1
         self.branching += branching
-        self.nodes += tree.num_nodes - 1
-        self.accepted += len(accepted.nodes)
+        self.nodes += rows - 1
+        self.accepted += accepted
         self.moved += moved
-        self.accepted_by_depth.update(range(1, len(accepted.nodes) + 1))
-        self.rows[tree.num_nodes] += 1
-        self.depths[int(tree.depths.max())] += 1
+        self.accepted_by_depth.update(range(1, accepted + 1))
+        self.rows[rows] += 1
+        self.depths[depth] += 1
 
     def decoded(self) -> None:
         """Adds one request that picked a token without drafts."""

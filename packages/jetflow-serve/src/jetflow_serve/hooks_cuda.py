@@ -20,7 +20,29 @@ _UPDATE = ("layer", "key", "value", "kv_cache", "slot_mapping")
 _LAYER = "a layer's attention, the rows of trees by ours"
 _CACHE = "the head's keys and values"
 
+_GPU = "vllm.v1.worker.gpu"
+_DFLASH = f"{_GPU}.spec_decode.dflash.speculator"
+
 CUDA = (
+    Hook(f"{_GPU}.model_runner", "GPUModelRunner", "the runner that is extended"),
+    Hook(
+        f"{_GPU}.model_runner",
+        "GPUModelRunner.add_requests",
+        "the head learns of a request's slot",
+        ("scheduler_output",),
+    ),
+    Hook(
+        f"{_GPU}.states",
+        "RequestState.num_computed_tokens",
+        "where a request stands, on the device",
+    ),
+    Hook(
+        _DFLASH,
+        "DFlashSpeculator.init_cudagraph_manager",
+        "no graphs of a chain's drafts",
+        ("cudagraph_mode",),
+    ),
+    Hook(_DFLASH, "DFlashSpeculator.capture", "likewise"),
     Hook("vllm.v1.worker.gpu_worker", "Worker._make_model_runner", "our model runner"),
     Hook("vllm.v1.worker.gpu_worker", "Worker.load_model", "every layer learns the kernels"),
     Hook(

@@ -8,8 +8,7 @@ _GPU = "vllm.v1.worker.gpu"
 _STATES = f"{_GPU}.model_states"
 
 _RUNNER = (
-    Hook("vllm.v1.worker.cpu.model_runner", "CPUModelRunner", "the same on a CPU"),
-    Hook(f"{_GPU}.model_runner", "GPUModelRunner", "the runner that is extended on a GPU"),
+    Hook("vllm.v1.worker.cpu.model_runner", "CPUModelRunner", "the runner that is extended"),
     Hook(
         f"{_GPU}.model_runner",
         "GPUModelRunner.initialize_kv_cache",

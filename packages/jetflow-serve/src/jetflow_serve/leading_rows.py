@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jetflow_tree import ancestor_words
 from numpy.typing import NDArray
 from torch import Tensor
-
-from jetflow_serve.stage import Staged
 
 MOST_ROWS = 256
 """Rows of one request that tree attention takes."""
@@ -52,19 +49,6 @@ def count_leading(scheduled: Sequence[int], most: int = MOST_ROWS) -> int:
 def words_for(most: int) -> int:
     """Ancestor words of a row whose request has up to ``most`` rows."""
     return -(-most // WORD_BITS)
-
-
-def leading_words(
-    scheduled: Sequence[int], staged: Sequence[Staged | None], words: int
-) -> NDArray[np.int64]:
-    """int64 ``[T, words]`` of requests, each a tree or, where there is none, a chain."""
-    table = np.zeros((sum(scheduled), words), dtype=np.int64)
-    first = 0
-    for rows, entry in zip(scheduled, staged, strict=True):
-        own = chain_words(rows) if entry is None else ancestor_words(entry.tree).view(np.int64)
-        table[first : first + rows, : own.shape[1]] = own
-        first += rows
-    return table
 
 
 def chain_words(rows: int) -> NDArray[np.int64]:

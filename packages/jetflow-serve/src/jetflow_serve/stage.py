@@ -110,17 +110,3 @@ def moves(entry: Staged, accepted: Accepted) -> list[tuple[int, int]]:
         for depth, node in enumerate(accepted.nodes, start=1)
         if node != depth
     ]
-
-
-def paths(staged: Sequence[Staged | None], kept: Sequence[Accepted]) -> NDArray[np.int32]:
-    """The rows of each request's tree that are kept, root first.
-
-    Returns:
-        ``[R, S]``, -1 behind the end of a path, and everywhere for a request without a tree.
-    """
-    steps = 1 + max(len(each.nodes) for each in kept)
-    rows = np.full((len(kept), steps), -1, dtype=np.int32)
-    for index, (entry, each) in enumerate(zip(staged, kept, strict=True)):
-        if entry is not None:
-            rows[index, : 1 + len(each.nodes)] = (0, *each.nodes)
-    return rows

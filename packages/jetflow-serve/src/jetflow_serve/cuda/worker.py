@@ -6,12 +6,14 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from jetflow_serve.cuda.attention import FLASH, TRITON, TreeFlashImpl, TreeTritonImpl
 from jetflow_serve.cuda.limits import check_gpu
 from jetflow_serve.cuda.ops import device_ops
+from jetflow_serve.engine.settings import read_settings
 from jetflow_serve.engine.tree_worker import TreeWorkerBase
 from jetflow_serve.packed_cache import packed_pools
 
@@ -36,7 +38,10 @@ class CudaTreeWorker(TreeWorkerBase):
         is_driver_worker: bool = False,
     ) -> None:
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+        graphs = vllm_config.compilation_config.cudagraph_mode
         check_gpu(
+            read_settings(vllm_config).options,
+            mixed_graphs=graphs == CUDAGraphMode.FULL,
             nodes=vllm_config.num_speculative_tokens,
             runner_v2=bool(self.use_v2_model_runner),
         )

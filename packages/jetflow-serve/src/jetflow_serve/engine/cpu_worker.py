@@ -29,9 +29,9 @@ class CpuTreeWorker(TreeWorkerBase, CPUWorker):
 def _runner_class(version_2: bool) -> Any:
     """Imported only when it runs: each needs parts of vLLM that the other does without."""
     if version_2:
-        from jetflow_serve.v2.cpu_runner import CpuTreeModelRunner
+        from jetflow_serve.v2.runner import TreeModelRunner as RunnerV2
 
-        return CpuTreeModelRunner
-    from jetflow_serve.v1.runner import TreeModelRunner
+        return RunnerV2
+    from jetflow_serve.v1.runner import TreeModelRunner as RunnerV1
 
-    return TreeModelRunner
+    return RunnerV1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from jetflow_tree import Candidates
 from torch import Tensor
@@ -42,12 +41,11 @@ def observe(
     Returns:
         ``[R, hidden]``, the last fused row of each request.
     """
-    device = features.device
-    table = np.stack([rows.sources, rows.places, rows.positions])
-    sources, places, positions = torch.from_numpy(table).to(device)
-    fused = model.combine_hidden_states(features[sources])
-    model.precompute_and_store_context_kv(fused, positions, slot_mapping[places])
-    return fused[torch.from_numpy(rows.ends - 1).to(device)]
+    fused = model.combine_hidden_states(features[torch.from_numpy(rows.sources)])
+    model.precompute_and_store_context_kv(
+        fused, torch.from_numpy(rows.positions), slot_mapping[torch.from_numpy(rows.places)]
+    )
+    return fused[torch.from_numpy(rows.ends) - 1]
 
 
 def draft(
@@ -76,16 +74,15 @@ def draft(
     head = model.head
     deepest = max(ask.depth for ask in asks)
     counts = [head.num_slots(ask.depth) for ask in asks]
-    index, roots = torch.tensor(
-        [[ask.index for ask in asks], [ask.root for ask in asks]], device=tables.device
-    )
+    index = torch.tensor([ask.index for ask in asks])
+    roots = torch.tensor([ask.root for ask in asks])
     own = tables[index]
     blocks = lay_out([ask.place for ask in asks], counts, own, block)
     rows = block_rows(model, roots, last[index], deepest)
     hidden = run(rows[blocks.taken], blocks, own)
     wide = hidden.new_zeros(rows.shape).masked_scatter_(blocks.taken[..., None], hidden)
     tokens, scores = model.candidates(roots, head.depth_rows(wide, deepest))
-    return _as_candidates(asks, tokens.cpu(), scores.double().cpu())
+    return _as_candidates(asks, tokens, scores.double())
 
 
 def _as_candidates(asks: Sequence[Ask], tokens: Tensor, scores: Tensor) -> list[Candidates]:

@@ -1,19 +1,19 @@
-"""vLLM's model runner V2, with trees, on any device."""
+"""vLLM's CPU model runner V2, with trees."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.outputs import DraftTokenIds
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 
 from jetflow_serve.counters import Counters
 from jetflow_serve.drafts import Drafts
 from jetflow_serve.engine.settings import read_settings
-from jetflow_serve.refusals import ServeRefused
+from jetflow_serve.v2.caches import one_group
 from jetflow_serve.v2.speculator import TreeSpeculator
 from jetflow_serve.v2.state import TreeModelState
 from jetflow_serve.v2.step import Shared
@@ -21,11 +21,9 @@ from jetflow_serve.v2.step import Shared
 logger = init_logger("vllm.jetflow")
 
 
-class TreeModelRunner(GPUModelRunner):
-    """A model runner V2 whose drafts are trees."""
+class TreeModelRunner(CPUModelRunner):
+    """A CPU model runner V2 whose drafts are trees."""
 
-    state_cls: ClassVar[type[TreeModelState]] = TreeModelState
-    """What keeps the target's state."""
     speculator: TreeSpeculator
     model_state: TreeModelState
 
@@ -40,11 +38,10 @@ class TreeModelRunner(GPUModelRunner):
         self.speculator.target_state_cls = self._state_class()
 
     def _state_class(self) -> type[TreeModelState]:
-        """``state_cls`` with what this runner's parts share: vLLM makes the object."""
+        """The class of the target's state with what this runner's parts share; vLLM makes it."""
         shared = self._shared
-        base: Any = self.state_cls
 
-        class State(base):
+        class State(TreeModelState):
             """The state of this runner's model."""
 
             def __init__(self, *arguments: Any) -> None:
@@ -72,16 +69,9 @@ class TreeModelRunner(GPUModelRunner):
         super().initialize_kv_cache(*args, **options)
         drafts = self.speculator.draft_attn_layer_names
         groups = self.kv_cache_config.kv_cache_groups
-        names = [[name for name in each.layer_names if name not in drafts] for each in groups]
-        ours = [index for index, own in enumerate(names) if own]
-        if len(ours) != 1:
-            raise ServeRefused(
-                f"vLLM keeps the caches of the target's layers in {len(ours)} groups; trees are "
-                "served where it is one"
-            )
+        group, names = one_group(groups, lambda name: name not in drafts, "target")
         layers = self.vllm_config.compilation_config.static_forward_context
-        caches = [layers[name].kv_cache for name in names[ours[0]]]
-        self.model_state.use_caches(ours[0], caches)
+        self.model_state.use_caches(group, [layers[name].kv_cache for name in names])
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """The new trees, each as long as it is."""

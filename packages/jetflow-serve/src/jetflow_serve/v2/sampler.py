@@ -13,11 +13,11 @@ from jetflow_tree import Accepted, Tree, walk
 from torch import Tensor
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
-from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
+from jetflow_serve.v2.picks import target_picks
 from jetflow_serve.v2.step import Shared
 
 
@@ -43,7 +43,8 @@ class TreeRejectionSampler(RejectionSampler):
         invalid_drafts: Tensor | None = None,
     ) -> SamplerOutput:
         """VLLM's output of a step with drafts."""
-        picks, processed = self._picks(logits, input_batch)
+        found, processed = target_picks(self.sampler, logits, input_batch)
+        picks = found.tolist()
         bounds = input_batch.cu_num_logits_np.tolist()
         self._shared.kept = kept = [
             _kept(entry, picks[first:end], None if invalid_drafts is None
@@ -94,32 +95,6 @@ class TreeRejectionSampler(RejectionSampler):
             logits_mode=self.sampler.logprobs_mode.endswith("logits"),
         )
         return table
-
-    def _picks(self, logits: Tensor, batch: Any) -> tuple[list[int], Tensor]:
-        """A token for every row, at that row's own place in the text."""
-        places = batch.positions[batch.logits_indices]
-        processed = self.sampler.apply_sampling_params(
-            logits,
-            batch.expanded_idx_mapping,
-            batch.idx_mapping,
-            batch.idx_mapping_np,
-            places,
-            batch.input_ids[batch.logits_indices],
-            batch.expanded_local_pos,
-            batch.seq_lens_cpu_upper_bound.numpy(),
-        )
-        states = self.sampler.sampling_states
-        picks = gumbel_sample(
-            processed,
-            batch.expanded_idx_mapping,
-            states.temperature.gpu,
-            states.seeds.gpu,
-            places,
-            apply_temperature=False,
-            is_drafting=False,
-            use_fp64=self.sampler.use_fp64_gumbel,
-        )
-        return picks.tolist(), processed
 
     def _tables(self, kept: list[Accepted], device: Any) -> tuple[Tensor, Tensor]:
         """int64 ``[R, nodes + 1]`` tokens, and int32 ``[R]`` how many of each row count."""

@@ -34,12 +34,6 @@ class TreeSpeculator(DFlashSpeculator):
         loaded: nn.Module = super().load_draft_model(target_model, target_attn_layer_names)
         return loaded
 
-    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing: the head runs eagerly."""
-
-    def capture(self) -> None:
-        """Nothing: vLLM would capture a chain's drafts, which are not made here."""
-
     @torch.inference_mode()
     def propose(
         self,
@@ -111,17 +105,16 @@ class TreeSpeculator(DFlashSpeculator):
 
     def _run_blocks(self, rows: Tensor, blocks: Blocks, tables: Tensor) -> Tensor:
         groups = len(self.kv_cache_config.kv_cache_groups)
-        starts, lengths = blocks.starts.cpu(), blocks.lengths.cpu()
-        counts = starts.diff()
+        counts = blocks.starts.diff()
         metadata = build_attn_metadata(
             attn_groups=self.attn_groups,
             num_reqs=len(counts),
-            num_tokens=int(starts[-1]),
+            num_tokens=int(blocks.starts[-1]),
             query_start_loc_gpu=blocks.starts,
-            query_start_loc_cpu=starts,
+            query_start_loc_cpu=blocks.starts,
             max_query_len=int(counts.max()),
             seq_lens=blocks.lengths,
-            max_seq_len=int(lengths.max()),
+            max_seq_len=int(blocks.lengths.max()),
             block_tables=[tables] * groups,
             slot_mappings=blocks.slots.expand(groups, -1),
             kv_cache_config=self.kv_cache_config,

@@ -54,7 +54,7 @@ class TreeModelState(DefaultModelState):
     ) -> dict[str, Any]:
         """Metadata of a step; its rows' slots are known, so positions may follow depths now."""
         self.shared.begin(input_batch)
-        self._slots, self._table = slot_mappings[self.group], block_tables[self.group]
+        self._slots = slot_mappings[self.group]
         for entry in self.shared.staged:
             if entry is not None:
                 input_batch.positions[entry.rows] = torch.from_numpy(entry.positions())
@@ -62,14 +62,10 @@ class TreeModelState(DefaultModelState):
             input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups,
             kv_cache_config, for_capture, ubatch_idx, model_specific_attn_metadata,
         )  # fmt: skip
-        self.attach(metadata, input_batch, cudagraph_mode)
-        return metadata
-
-    def attach(self, metadata: dict[str, Any], input_batch: Any, cudagraph_mode: Any) -> None:
-        """Tells the attention of every layer which rows are trees."""
         trees = tree_rows(self.shared.staged)
         for layer in metadata.values():
             layer.trees = trees
+        return metadata
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         """VLLM's sampler for batches without drafts, ours for those with."""
@@ -89,10 +85,6 @@ class TreeModelState(DefaultModelState):
                 self.shared.drafts.verified(entry, accepted, len(own))
                 pairs += own
         if pairs:
-            self.move(pairs)
-
-    def move(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies cache rows of the target, from and to rows of the batch, all at once."""
-        sources, targets = (self._slots[list(rows)] for rows in zip(*pairs, strict=True))
-        for cache in self.caches:
-            move_rows(cache, sources, targets)
+            sources, targets = (self._slots[list(rows)] for rows in zip(*pairs, strict=True))
+            for cache in self.caches:
+                move_rows(cache, sources, targets)

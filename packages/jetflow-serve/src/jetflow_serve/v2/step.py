@@ -52,7 +52,7 @@ class Shared:
         if drafted is None:
             return {}
         ends = batch.query_start_loc_np[1:]
-        ids = batch.input_ids.cpu().numpy()
+        ids = batch.input_ids.numpy()
         return {
             request: ids[end - count : end].tolist()
             for request, count, end in zip(
