@@ -30,7 +30,7 @@ def command(
     something is still missing. Results: results.json, table.md, and a run folder for each head.
 
     Args:
-        plan: TOML file, or the name of a plan of the package: `paper`, `path-term` or `second-pass`.
+        plan: TOML file, or a plan of the package: `paper`, `path-term` or `second-pass`.
         out: Folder of the study.
         target: Folder of the target; the embedded one if left out.
         data: NAME=DIR words: the folders that the plan knows by name.

@@ -52,8 +52,8 @@ def run_study(
         study: what to do.
         out: its folder.
         target_dir: folder of the target.
-        over: asked before each training, answer and walk, and before each step of a training;
-            True: nothing more is begun, and the training in hand is saved.
+        over: asked before each training, each answered and each walked set, and before each step
+            of a training; True: nothing more is begun, and what is in hand is saved.
         workers: processes that walk.
         plots: draw pictures.
         report: takes lines of progress.
@@ -166,7 +166,9 @@ class _Work:
             [name for name in BUILDERS if name in used], self.study.plan.evaluation.budgets
         )
         head, out = self.folder.run(run.name) / "head", self.folder.walks(run.name)
-        measure(self.target, head, answered, grown, self.walkers, out)
+        if measure(self.target, head, answered, grown, self.walkers, out, self.over) is None:
+            self.report(f"{shown}: measured in part")
+            return False
         self.report(f"{shown}: measured in {time.monotonic() - began:.1f} s")
         return True
 

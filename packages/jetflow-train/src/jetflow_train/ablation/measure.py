@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jetflow_core.head.checkpoint import load_head
+from jetflow_core.head.model import DraftHead
 from jetflow_tree import AllChildren, BestFirst, Chain, TreeBuilder
 
 from jetflow_train.ablation.plan import BUILDERS
@@ -48,10 +49,12 @@ def measure(
     grown: Sequence[tuple[str, Policy]],
     walkers: Walkers,
     out: Path,
-) -> dict[str, Any]:
+    over: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
     """Walks the head in ``head_dir`` over the answers; what it did is stored and comes back.
 
-    What is stored already for these very weights, answers and policies is not walked again.
+    What is stored already for these very weights, answers and policies is not walked again. A
+    second pass takes minutes, so every set's walks are kept as soon as they are there.
 
     Args:
         target: that wrote the answers.
@@ -60,6 +63,10 @@ def measure(
         grown: from ``policies``.
         walkers: processes that walk.
         out: file for the result.
+        over: asked before each set; True: what is walked is kept, and the next call goes on.
+
+    Returns:
+        None where time ended before the last set.
     """
     marks = {
         "format": FORMAT,
@@ -68,30 +75,57 @@ def measure(
         "policies": [[name, policy.budget] for name, policy in grown],
     }
     before = stored_walks(out)
-    if before is not None and all(before.get(name) == mark for name, mark in marks.items()):
+    if before is not None and _same(before, marks):
         return before
     head = load_head(head_dir).head.to(device=target.device, dtype=target.dtype)
-    rows: list[dict[str, Any]] = []
-    for each in answered:
-        only = [policy for _, policy in grown]
-        found = evaluate(target, head, each.answers, {OWN: only}, walkers)
-        for (name, policy), walked in zip(grown, found.walked, strict=True):
-            rows.append(
-                {
-                    "set": each.name,
-                    "temperature": each.answers.temperature,
-                    "builder": name,
-                    "budget": policy.budget,
-                    "head_slots": walked.head_slots,
-                    "tau": walked.tau,
-                    "tokens": [sum(walk.sizes) for walk in walked.walks],
-                    "rounds": [len(walk.sizes) for walk in walked.walks],
-                }
-            )
+    begun = out.with_suffix(".begun.json")
+    rows = _rows_of(begun, marks)
+    for each in answered[len(rows) // len(grown) :]:
+        if over():
+            return None
+        rows += _walked(target, head, each, grown, walkers)
+        write_json(begun, {**marks, "rows": rows})
     parameters = sum(parameter.numel() for parameter in head.parameters())
     result = {**marks, "parameters": parameters, "rows": rows}
     write_json(out, result)
+    begun.unlink(missing_ok=True)
     return result
+
+
+def _walked(
+    target: FrozenTarget,
+    head: DraftHead,
+    answered: AnsweredSet,
+    grown: Sequence[tuple[str, Policy]],
+    walkers: Walkers,
+) -> list[dict[str, Any]]:
+    """One set at one temperature: a row for each of ``grown``."""
+    found = evaluate(
+        target, head, answered.answers, {OWN: [policy for _, policy in grown]}, walkers
+    )
+    return [
+        {
+            "set": answered.name,
+            "temperature": answered.answers.temperature,
+            "builder": name,
+            "budget": policy.budget,
+            "head_slots": walked.head_slots,
+            "tau": walked.tau,
+            "tokens": [sum(walk.sizes) for walk in walked.walks],
+            "rounds": [len(walk.sizes) for walk in walked.walks],
+        }
+        for (name, policy), walked in zip(grown, found.walked, strict=True)
+    ]
+
+
+def _rows_of(begun: Path, marks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an interrupted call has walked of the same, set after set."""
+    before = stored_walks(begun)
+    return before["rows"] if before is not None and _same(before, marks) else []
+
+
+def _same(stored: Mapping[str, Any], marks: Mapping[str, Any]) -> bool:
+    return all(stored.get(name) == mark for name, mark in marks.items())
 
 
 def stored_walks(file: Path) -> dict[str, Any] | None:
