@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -99,33 +100,97 @@ def launch(
         BuildError: the kernel could not be built.
         DriverError: the CUDA driver refused.
     """
-    q, pool = arguments.q, arguments.k_pool
-    if not len(q):
+    if not len(arguments.q):
         return
+    call = prepare(
+        arguments, out=out, lse=lse, scale=scale, tiles=tiles, programs=programs, cluster=cluster
+    )
+    start(call, build.cubin(call.variant), early=early)
+    if call.partials is not None:
+        with torch.cuda.device(call.device):
+            merge_pieces(arguments, out, lse, *call.partials, call.programs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """What one call passes to the driver."""
+
+    variant: Configuration
+    programs: int
+    """All that are started, a multiple of ``cluster``."""
+    cluster: int
+    """As in ``launch``."""
+    parameters: Params
+    maps: tuple[ctypes.Array[ctypes.c_char], ...]
+    """Of the pools, for the copy engine."""
+    partials: tuple[Tensor, Tensor] | None
+    """Room for results of pieces, where another kernel puts them together."""
+    device: int
+
+
+def prepare(
+    arguments: TreeAttentionArguments,
+    *,
+    out: Tensor,
+    lse: Tensor | None,
+    scale: float,
+    tiles: plan.Tiles | None = None,
+    programs: int | None = None,
+    cluster: int | None = None,
+) -> Call:
+    """What ``launch`` starts for these arguments, which are its own; there is at least one row.
+
+    Raises:
+        DriverError: the CUDA driver refused.
+    """
     variant = configuration_for(arguments, tiles)
-    device = q.get_device()
+    device = arguments.q.get_device()
     if cluster is None:
         cluster = _cluster_size(arguments, variant)
     programs = programs or _multiprocessors(device) * variant.programs
     if cluster != plan.BY_LENGTH:
         programs = _in_clusters(arguments, variant, programs, cluster)
     partials = pieces_room(arguments) if cluster == plan.BY_LENGTH else None
-    box = box_rows(pool.shape[1])
+    box = box_rows(arguments.k_pool.shape[1])
     parameters = _params(arguments, out, lse, partials, box, cluster)
     _set_scale(parameters, scale)
-    with torch.cuda.device(device):
-        driver.use_device(device)
-        kernel = driver.load(build.cubin(variant), variant.name, variant.shared_bytes, device)
+    return Call(
+        variant=variant,
+        programs=programs,
+        cluster=cluster,
+        parameters=parameters,
+        maps=(_map(arguments.k_pool, box), _map(arguments.v_pool, box)),
+        partials=partials,
+        device=device,
+    )
+
+
+def start(
+    call: Call, code: bytes, *, early: bool, parameters: ctypes.Structure | None = None
+) -> None:
+    """Starts one kernel on the current stream of its device.
+
+    Args:
+        call: made by ``prepare``; its tensors are alive.
+        code: a cubin of its variant.
+        early: as in ``launch``.
+        parameters: in place of the call's own; None: those.
+
+    Raises:
+        DriverError: the CUDA driver refused.
+    """
+    variant = call.variant
+    with torch.cuda.device(call.device):
+        driver.use_device(call.device)
+        kernel = driver.load(code, variant.name, variant.shared_bytes, call.device)
         kernel.launch(
-            programs,
+            call.programs,
             variant.threads,
-            torch.cuda.current_stream(device).cuda_stream,
-            (parameters, _map(pool, box), _map(arguments.v_pool, box)),
-            cluster=max(cluster, 1),
+            torch.cuda.current_stream(call.device).cuda_stream,
+            (call.parameters if parameters is None else parameters, *call.maps),
+            cluster=max(call.cluster, 1),
             early=early,
         )
-        if partials is not None:
-            merge_pieces(arguments, out, lse, *partials, programs)
 
 
 def _cluster_size(arguments: TreeAttentionArguments, variant: Configuration) -> int:
