@@ -21,7 +21,7 @@ FLASH = "jetflow_serve.cuda.attention.TreeFlashBackend"
 TRITON = "jetflow_serve.cuda.attention.TreeTritonBackend"
 
 
-class _TreeRows:
+class TreeRows:
     """The part of both implementations that is ours; stands before vLLM's among the bases."""
 
     ops: RoundOps
@@ -54,11 +54,11 @@ class _TreeRows:
         return output
 
 
-class TreeFlashImpl(_TreeRows, FlashAttentionImpl):
+class TreeFlashImpl(TreeRows, FlashAttentionImpl):
     """Attention of one layer in a 16-bit type."""
 
 
-class TreeTritonImpl(_TreeRows, TritonAttentionImpl):
+class TreeTritonImpl(TreeRows, TritonAttentionImpl):
     """Attention of one layer in float32."""
 
 
