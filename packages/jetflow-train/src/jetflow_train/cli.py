@@ -34,6 +34,8 @@ def regenerate(
     max_seconds: Real | None = None,
     compile: bool | None = None,
     seed: Seed = 0,
+    server: str | None = None,
+    model: str | None = None,
     config: Path | None = None,
 ) -> None:
     """Let the target answer prompts; a folder that is partly there is completed.
@@ -46,18 +48,26 @@ def regenerate(
         temperatures: Each prompt is answered once at each; 0 is greedy.
         max_new_tokens: Longest answer.
         max_prompt_tokens: Longer prompts are skipped.
-        rows: Sequences decoded at once.
+        rows: Sequences decoded at once; with `--server`, requests at once, at most 256.
         shard_rows: Answers of a shard. A run that is killed loses the shards that it has not
             written, so give few on a slow machine.
         limit: Prompts taken from each file.
         max_seconds: Start no further shard after this time.
         compile: Fuse small operations with torch.compile; by default on a GPU.
         seed: Of order and sampling.
+        server: URL of a running vLLM server that holds the target and answers in its place.
+        model: The server's name for the target; its only model if left out.
         config: TOML file with these options; what stands on the command line wins.
     """
+    if server is None and model is not None:
+        raise ValueError(f"--model {model} is the name of the target on a --server; there is none")
+    if server is not None and compile is not None:
+        raise ValueError("--compile is for the target in this process; with --server none answers")
+    from jetflow_train.answer_server import AnswerServer
     from jetflow_train.regenerate import RegenerateConfig
     from jetflow_train.run import run_regenerate
 
+    where = None if server is None else AnswerServer(url=server, model=model)
     how = RegenerateConfig(
         temperatures=temperatures,
         max_new_tokens=max_new_tokens,
@@ -74,6 +84,7 @@ def regenerate(
         limit=limit,
         max_seconds=max_seconds,
         compiled=compile,
+        server=where,
         report=say,
     )
     tokens = sum(entry["tokens"] for entry in manifest["shards"])

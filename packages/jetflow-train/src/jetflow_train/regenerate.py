@@ -8,13 +8,15 @@ that was killed goes on with the shards that are missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jetflow_core.offline import Answer, RowBackend
 
+from jetflow_train.answer_server import AnswerServer, ServerAnswers
 from jetflow_train.answering import (
     AnswerSettings,
     Question,
@@ -34,6 +36,8 @@ from jetflow_train.shards import (
 )
 from jetflow_train.target import FrozenTarget
 from jetflow_train.temperatures import check_temperatures
+
+Answering = Callable[[Iterable[tuple[int, Question]]], Iterator[Answer]]
 
 LIKE_LENGTHS = 64
 """Questions of like length that stay together."""
@@ -90,6 +94,7 @@ def regenerate(
     max_seconds: float | None = None,
     compiled: bool = False,
     backend: RowBackend | None = None,
+    server: AnswerServer | None = None,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Answer prompts into shards under ``out``; a folder that is partly there is completed.
@@ -102,6 +107,7 @@ def regenerate(
         max_seconds: start no further shard after this time; None: answer everything.
         compiled: compile the decode step's layers (a GPU).
         backend: attention of a decoding step; None: the one installed for the target's device.
+        server: answers in place of the target here; the target is only held against it.
         report: receives a line of progress at the beginning, after each shard, and in between
             where shards take long.
 
@@ -111,7 +117,8 @@ def regenerate(
     Raises:
         DataMismatchError: ``out`` was made by another target or with other settings.
         ValueError: no prompt is short enough, or ``max_seconds`` is no time.
-        RuntimeError: the installed attention cannot be loaded.
+        RuntimeError: the installed attention cannot be loaded, or the server cannot answer for
+            this target.
     """
     lengths = [len(tokens) for tokens in prompts.tokens]
     asked = plan(lengths, config)
@@ -122,23 +129,17 @@ def regenerate(
         )
     if max_seconds is not None and not 0 <= max_seconds < float("inf"):
         raise ValueError(f"max_seconds {max_seconds} is out of range: 0 or above, and finite")
-    manifest = _open_manifest(target, prompts, out, config, len(asked))
+    manifest = _open_manifest(target, prompts, out, config, len(asked), server)
     missing = _missing_shards(manifest, asked, config)
-    backend = told_backend(target, report, backend)
-    pace = _Pace(sum(map(len, missing.values())), report)
-    found = answers(
-        target,
-        prompts.tokens,
-        _numbered(missing, pace, max_seconds),
-        AnswerSettings(
-            max_new_tokens=config.max_new_tokens,
-            rows=min(config.rows, max(1, len(asked))),
-            seed=config.seed,
-            compiled=compiled,
-        ),
-        max((n for n in lengths if n <= config.max_prompt_tokens), default=1),
-        backend=backend,
+    settings = AnswerSettings(
+        max_new_tokens=config.max_new_tokens,
+        rows=min(config.rows, max(1, len(asked))),
+        seed=config.seed,
+        compiled=compiled,
     )
+    answering = _answering(target, prompts, asked, settings, backend, server, report)
+    pace = _Pace(sum(map(len, missing.values())), report)
+    found = answering(_numbered(missing, pace, max_seconds))
     done: dict[int, dict[int, Answer]] = {}
     for answer in found:
         shard = answer.number // config.shard_rows
@@ -153,6 +154,32 @@ def regenerate(
     _account(manifest, len(asked))
     write_manifest(out, manifest)
     return manifest
+
+
+def _answering(
+    target: FrozenTarget,
+    prompts: PromptSet,
+    asked: Sequence[Question],
+    settings: AnswerSettings,
+    backend: RowBackend | None,
+    server: AnswerServer | None,
+    report: Callable[[str], None],
+) -> Answering:
+    """What answers numbered questions: the target in this process, or a server that holds it."""
+    if server is not None:
+        found = ServerAnswers(
+            server, target, prompts.tokens, settings, prompts.tokens[asked[0].prompt]
+        )
+        report(f"{server.url} answers as {found.model}, and holds this target")
+        return found.answer
+    return partial(
+        answers,
+        target,
+        prompts.tokens,
+        settings=settings,
+        longest_prompt=max(len(prompts.tokens[each.prompt]) for each in asked),
+        backend=told_backend(target, report, backend),
+    )
 
 
 def _missing_shards(
@@ -228,11 +255,14 @@ def _open_manifest(
     out: Path,
     config: RegenerateConfig,
     questions: int,
+    server: AnswerServer | None,
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "target": target.fingerprint,
         "prompts": prompts.provenance,
         "generation": {**asdict(config), "temperatures": list(config.temperatures)},
+        # Its rounding and its random numbers are others, so the two are not mixed.
+        **({} if server is None else {"answered_by": "server"}),
     }
     # How many sequences run side by side changes no answer.
     del settings["generation"]["rows"]

@@ -11,6 +11,7 @@ from jetflow_core.head.checkpoint import HeadInfo, save_head
 from jetflow_core.head.model import DraftHead
 from jetflow_core.offline import RowBackend
 
+from jetflow_train.answer_server import AnswerServer
 from jetflow_train.corpus_text import foreign_folders
 from jetflow_train.distributed import World
 from jetflow_train.estimate import estimate, size
@@ -62,11 +63,13 @@ def run_regenerate(
     max_seconds: float | None = None,
     compiled: bool | None = None,
     backend: RowBackend | None = None,
+    server: AnswerServer | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
     """Answer the prompts of files into a data folder; its manifest comes back.
 
-    ``compiled`` None means: on a GPU; ``backend`` None: the attention installed for the device.
+    ``compiled`` None means: on a GPU; ``backend`` None: the attention installed for the device;
+    ``server`` None: the target answers in this process.
     """
     check_folder(out)
     prompts = load_prompts(target_dir, prompt_files, limit)
@@ -80,6 +83,7 @@ def run_regenerate(
         max_seconds=max_seconds,
         compiled=target.device.type == "cuda" if compiled is None else compiled,
         backend=backend,
+        server=server,
         report=report,
     )
 
