@@ -1,6 +1,7 @@
 """The lossless grid, and that it sees faults."""
 
 import json
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jetflow_core import session
-from jetflow_core.bench import app, lossless
+from jetflow_core.bench import app, lossless, workers
 from jetflow_core.bench.grid import Case, Task, first_difference
 from jetflow_core.bench.lossless import LosslessSettings, run_lossless
 from jetflow_core.bench.plain_side import Answer, PlainSideError, plain_answers
@@ -178,7 +179,11 @@ def test_a_failed_process_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_worker_is_named(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_failed_worker_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Forks, which import nothing; those that work, above, are spawned.
+    forks = multiprocessing.get_context("fork")
+    monkeypatch.setattr(workers.multiprocessing, "get_context", lambda _: forks)
     place = Workplace(target=str(tmp_path / "nowhere"), head=None, device="cpu", dtype="float32",
                       max_new_tokens=2, num_slots=1, threads=1)  # fmt: skip
     tasks = [Task("wrong", 2, (0,)), Task("oracle", 2, (0,))]
