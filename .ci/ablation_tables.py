@@ -1,8 +1,9 @@
 """Writes the figures of the page about the paper's ablations from what the study recorded.
 
 ``python .ci/ablation_tables.py STUDY/results.json`` puts a newer report of the study in place of
-the stored one first; without an argument the stored one is read. Prose is written by hand: where
-a table has words beside its figures, only the figures change, and a variant without a row is named.
+the stored one first; without an argument the stored one is read. What heads of the study did at
+temperature 1 stands in a file of its own, of ``jetflow eval``. Prose is written by hand: where a
+table has words beside its figures, only the figures change, and a variant without a row is named.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ FOLDER = Path(__file__).parents[1] / "docs/benchmarks"
 PAGE = FOLDER / "ablations.md"
 REPORT = FOLDER / "ablations-h200-2026-11-30.json"
 SESSIONS = FOLDER / "ablations-sessions-h200-2026-11-30.json"
+HOT = FOLDER / "ablations-t1-h200-2026-11-30.json"
 END = "<!-- end of table -->"
 BUDGET = 64
 PAPERS_BUDGET = 256
@@ -36,10 +38,13 @@ LEARNING = (
 """Variants that differ in what is learnt, for how long, or from what."""
 SIZES = ("layers-1", "layers-2", "layers-5", "block-8", "block-12")
 """Variants that differ in the size of the head."""
+TWICE = ("filled-second-pass", "filled-path-second-pass")
+"""Trees for which the head runs twice."""
 
 Cell = Mapping[str, Any]
 Cells = dict[tuple[str, float, str, int], Cell]
 """By set, temperature, variant and budget."""
+Runs = Sequence[Mapping[str, Any]]
 
 
 def cells(groups: Sequence[Mapping[str, Any]]) -> Cells:
@@ -52,8 +57,14 @@ def cells(groups: Sequence[Mapping[str, Any]]) -> Cells:
     }
 
 
-def paired(run: Mapping[str, Any], to: Mapping[str, Any], keys: Mapping[str, float]) -> Cells:
-    """The cells of a run with its ratios to another one; of one temperature or budget."""
+def paired(runs: Runs, to: Runs, keys: Mapping[str, float]) -> Cells:
+    """The cells of some runs with their ratios to others of the same seeds, pooled.
+
+    Args:
+        runs: of one variant, one for each seed.
+        to: the same.
+        keys: what the rows have to say, as their temperature or budget.
+    """
     pair = {"variants": [{"name": "other"}, {"name": "run", "against": "other"}]}
     both = [
         {
@@ -61,7 +72,8 @@ def paired(run: Mapping[str, Any], to: Mapping[str, Any], keys: Mapping[str, flo
             "variant": name,
             "policies": [row for row in each["policies"] if keys.items() <= row.items()],
         }
-        for name, each in (("other", to), ("run", run))
+        for name, some in (("other", to), ("run", runs))
+        for each in some
     ]
     return {key: cell for key, cell in cells(figures(pair, both)).items() if key[2] == "run"}
 
@@ -84,10 +96,9 @@ class Figures:
             if each["name"] in names and each.get("against") in names
         }
 
-    def run(self, name: str) -> Mapping[str, Any]:
-        """The one run of a variant."""
-        (found,) = (run for run in self.report["runs"] if run["variant"] == name)
-        return found
+    def runs(self, name: str) -> Runs:
+        """Of a variant, seed by seed."""
+        return [run for run in self.report["runs"] if run["variant"] == name]
 
     def over_sets(self, temperature: float, name: str) -> list[Cell]:
         """The cells at 64 rows, set by set."""
@@ -152,12 +163,21 @@ def learning_table(of: Figures, sessions: Mapping[str, Any], temperature: float)
     """Ratios of other losses and other texts, by budget."""
     rows = [_by_budget(of, temperature, name) for name in LEARNING]
     for name, other, start in (
-        ("sampled-answers", "base", of.run("base")),
-        ("then-reverse-kl", "its own start", start_of_reverse(sessions)),
+        ("sampled-answers", "base", of.runs("base")),
+        ("then-reverse-kl", "its own start", starts_of_reverse(of, sessions)),
     ):
-        found = paired(of.run(name), start, {"temperature": temperature})
-        told = [ratio(found[ALL_SETS, temperature, "run", budget]) for budget in of.budgets]
-        rows.append([name, other, *told])
+        rows.append([name, other, *_paired_by_budget(of, temperature, name, start)])
+    return table(["variant", "to", *of.budgets], rows)
+
+
+def passes_table(of: Figures, temperature: float) -> str:
+    """Heads that learnt from filled blocks, run once and twice, by budget."""
+    rows = [_by_budget(of, temperature, n) for n in ("filled", "filled-path", *TWICE)]
+    for name in TWICE:
+        once = name.removesuffix("-second-pass")
+        rows.append([name, once, *_paired_by_budget(of, temperature, name, of.runs(once))])
+    slots = {row["budget"]: row["head_slots"] for row in of.runs(TWICE[0])[0]["policies"]}
+    rows.append(["slots of the head a round", "", *(slots[budget] for budget in of.budgets)])
     return table(["variant", "to", *of.budgets], rows)
 
 
@@ -171,11 +191,36 @@ def _by_budget(of: Figures, temperature: float, name: str) -> list[object]:
     return [name, of.beside[name], *map(ratio, of.over_budgets(temperature, name))]
 
 
-def start_of_reverse(sessions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The training of base whose head learnt on with reverse KL."""
-    began = sessions["runs"]["then-reverse-kl-s0"]["start_head"]["sha256"]
-    (found,) = (each for each in sessions["earlier_bases"] if each["weights_sha256"] == began)
-    return found
+def _paired_by_budget(of: Figures, temperature: float, name: str, to: Runs) -> list[str]:
+    found = paired(of.runs(name), to, {"temperature": temperature})
+    return [ratio(found[ALL_SETS, temperature, "run", budget]) for budget in of.budgets]
+
+
+def starts_of_reverse(of: Figures, sessions: Mapping[str, Any]) -> Runs:
+    """The trainings of base whose heads learnt on with reverse KL, seed by seed."""
+    known = [*sessions["earlier_bases"], *of.runs("base")]
+    began = [
+        sessions["runs"][run["run"]]["start_head"]["sha256"] for run in of.runs("then-reverse-kl")
+    ]
+    return [next(each for each in known if each["weights_sha256"] == one) for one in began]
+
+
+def seeds_table(of: Figures) -> str:
+    """Each seed's ratio at 64 rows over all sets, and how far the last is from the first."""
+    seeds = of.report["plan"]["seeds"]
+    head: list[object] = ["variant", "to"]
+    for temperature in of.temperatures:
+        head += [*(f"T {temperature}, seed {seed}" for seed in seeds), "apart"]
+    rows = []
+    for name, other in (("base", "(its tau)"), *of.beside.items()):
+        row: list[object] = [name, other]
+        for temperature in of.temperatures:
+            cell = of.cells[ALL_SETS, temperature, name, BUDGET]
+            each = cell["ratio"]["by_seed"] if name != "base" else cell["tau_by_seed"]
+            apart = round(100 * (each[-1] / each[0] - 1), 1) + 0.0  # no -0.0
+            row += [*(f"{one:.3f}" for one in each), f"{apart:+.1f} %"]
+        rows.append(row)
+    return table(head, rows)
 
 
 def quarter_table(of: Figures) -> str:
@@ -194,14 +239,14 @@ def quarter_table(of: Figures) -> str:
 def thrice_table(of: Figures, sessions: Mapping[str, Any]) -> str:
     """The heads of three trainings of base to each other."""
     first, second = sessions["earlier_bases"]
-    third = of.run("base")
+    (third,) = (run for run in of.runs("base") if run["seed"] == first["seed"])
     rows = []
     for name, run, other in (
         ("second to first", second, first),
         ("third to first", third, first),
         ("third to second", third, second),
     ):
-        found = paired(run, other, {"budget": BUDGET})
+        found = paired([run], [other], {"budget": BUDGET})
         rows += [
             [
                 name,
@@ -211,6 +256,40 @@ def thrice_table(of: Figures, sessions: Mapping[str, Any]) -> str:
             for temperature in of.temperatures
         ]
     return table(["heads of base", "temperature", *of.sets], rows)
+
+
+def hot_table(report: Mapping[str, Any]) -> str:
+    """A head with the path term and one without it at temperature 1, set by set and pooled."""
+    found: dict[tuple[str, str, int], Runs] = {}
+    for each in report["sets"]:
+        for row in each["temperatures"][0]["rows"]:
+            if row["candidates"] == "head":
+                key = (row["head"].split("-s")[0], row["kind"], row["budget"])
+                found[key] = [*found.get(key, ()), row]
+    pooled = {
+        k: sum(r["tokens"] for r in v) / sum(r["rounds"] for r in v) for k, v in found.items()
+    }
+    budgets = report["settings"]["budgets"]
+    theirs = ("marginal", "all-children", PAPERS_BUDGET)
+    rows: list[list[object]] = []
+    for head in ("base", "marginal"):
+        for budget in budgets:
+            key = (head, "tree", budget)
+            rows.append([head, budget, *map(tau, found[key]), f"{pooled[key]:.2f}"])
+    for budget in budgets:
+        mine, other = ("marginal", "tree", budget), ("base", "tree", budget)
+        held = [ratio({"ratio": row["ratio_to_first"]}) for row in found[mine]]
+        rows.append(["marginal to base", budget, *held, f"{pooled[mine] / pooled[other]:.3f}"])
+    rows.append(
+        ["marginal, all children", theirs[2], *map(tau, found[theirs]), f"{pooled[theirs]:.2f}"]
+    )
+    ours = ("base", "tree", BUDGET)
+    both = zip(found[ours], found[theirs], strict=True)
+    quarter = [mine["tau"] / other["tau"] for mine, other in both]
+    quarter.append(pooled[ours] / pooled[theirs])
+    rows.append(["base to it", f"{BUDGET} to {theirs[2]}", *(f"{one:.3f}" for one in quarter)])
+    sets = [each["name"] for each in report["sets"]]
+    return table(["trees", "rows", *sets, ALL_SETS], rows)
 
 
 def command(of: Figures) -> str:
@@ -263,11 +342,14 @@ def makers(of: Figures, sessions: Mapping[str, Any]) -> dict[str, Callable[[str]
         "beside the paper": lambda old: refreshed(old, beside, 1, 2),
         "a quarter of the rows": lambda _: quarter_table(of),
         "trained three times": lambda _: thrice_table(of, sessions),
+        "by seed": lambda _: seeds_table(of),
+        "temperature 1": lambda _: hot_table(json.loads(HOT.read_text(encoding="utf-8"))),
     }
     by_temperature = {
         "by budget": budgets_table,
         "learning": partial(_learning, sessions),
         "sizes": sizes_table,
+        "passes": passes_table,
         "tau": taus_table,
         "ratios": ratios_table,
     }
