@@ -59,17 +59,17 @@ class Oracle:
                 if known.size:
                     tokens[level, known[0]] = tokens[level, place]
                 tokens[level, place] = truth[level]
-            table[level] = self._scores(place, width)
+            for parent in range(width):
+                table[level, parent] = self._scores(place, width)
         return Candidates(tokens, table)
 
     def _scores(self, place: int, width: int) -> np.ndarray:
-        """Halves for the ranks below each parent, the true token among the first three of each."""
-        mine = self._random.integers(min(3, width), size=(width, 1))
-        others = np.tile(np.arange(width - 1), (width, 1))
-        others = self._random.permuted(others, axis=1)
-        others += others >= mine
-        ranks = np.concatenate((others[:, :place], mine, others[:, place:]), axis=1)
-        return -np.log(2.0) * (1 + ranks)
+        """Halves for the ranks in a random order, the true token among the first three."""
+        order = self._random.permutation(np.delete(np.arange(width), place))
+        ranked = np.insert(order, int(self._random.integers(min(3, width))), place)
+        scores = np.empty(width)
+        scores[ranked] = -np.log(2.0) * np.arange(1, width + 1)
+        return scores
 
 
 def _prompts(runner: Any) -> Callable[[str], Sequence[int]]:
