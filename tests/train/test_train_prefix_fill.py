@@ -83,6 +83,7 @@ def batch_of(fill: list[int], anchors: list[int], width: int = 21) -> Batch:
         positions=positions,
         anchors=np.asarray([anchors]),
         reach=np.full((1, len(anchors)), DEPTH),
+        places=np.where(documents < 0, -1, np.arange(width)),
         fill=np.asarray([fill]),
     )
 

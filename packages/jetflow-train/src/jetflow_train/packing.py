@@ -28,6 +28,7 @@ class Batch:
         positions: int64 ``[R, T]``; restarts at 0 with each sequence.
         anchors: int64 ``[R, A]``; column of each block's root.
         reach: int64 ``[R, A]``; depths with a teacher: slots 1..reach count, the rest do not.
+        places: int64 ``[R, T]``; which of the corpus's tokens stands here, -1 in padding.
         fill: int64 ``[R, A]``; slots 1..fill hold the text's own tokens; None: no slot does.
     """
 
@@ -36,6 +37,7 @@ class Batch:
     positions: NDArray[np.int64]
     anchors: NDArray[np.int64]
     reach: NDArray[np.int64]
+    places: NDArray[np.int64]
     fill: NDArray[np.int64] | None = None
 
 
@@ -98,6 +100,7 @@ def build_batch(
     tokens = np.zeros((len(rows), width), dtype=np.int64)
     documents = np.full((len(rows), width), -1, dtype=np.int64)
     positions = np.zeros((len(rows), width), dtype=np.int64)
+    places = np.full((len(rows), width), -1, dtype=np.int64)
     columns = np.zeros((len(rows), anchors), dtype=np.int64)
     reach = np.zeros((len(rows), anchors), dtype=np.int64)
     for r, row in enumerate(rows):
@@ -108,6 +111,7 @@ def build_batch(
             tokens[r, start:end] = text
             documents[r, start:end] = number
             positions[r, start:end] = np.arange(len(text))
+            places[r, start:end] = corpus.offsets[sequence] + np.arange(len(text))
             # A root may be the prompt's last token; the last token predicts nothing stored.
             roots = np.arange(start + int(corpus.prompt_len[sequence]) - 1, end - 1)
             candidates.append(roots)
@@ -124,7 +128,7 @@ def build_batch(
         fill = np.stack(
             [draw_fills(one, prefix_fill, (*key, first_row + r)) for r, one in enumerate(reach)]
         )
-    return Batch(tokens, documents, positions, columns, reach, fill)
+    return Batch(tokens, documents, positions, columns, reach, places, fill)
 
 
 def _draw(

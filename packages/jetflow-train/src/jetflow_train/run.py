@@ -19,6 +19,7 @@ from jetflow_train.evaluation.after_training import evaluate_sets, pooled_top1
 from jetflow_train.evaluation.in_training import StoredAnswerEvaluation
 from jetflow_train.evaluation.sets import EvalSets, load_eval_sets
 from jetflow_train.evaluation.walkers import Walkers, available_cpus
+from jetflow_train.feature_cache import open_cache
 from jetflow_train.feed import Feed
 from jetflow_train.files import check_folder
 from jetflow_train.heads import check_objective, check_stored, start_head, stored_head
@@ -141,7 +142,7 @@ def run_train(
         return _store_untrained(settings, target_dir, head, start) if world.leads else out / "head"
     sink = open_sinks(out, settings.track)
     try:
-        trainer = _trainer(settings, target, head, corpus, world, sink)
+        trainer = _trainer(settings, target, head, corpus, world, sink, say)
         # Only now: what is refused must leave the folder as it was.
         start = write_start(settings, target, told) if world.leads else {}
         if world.leads and not settings.resume:
@@ -188,6 +189,8 @@ def _check(settings: TrainSettings, world: World) -> Path:
     """The target's folder, once everything is checked that needs no target."""
     settings.check()
     config, out, start = settings.train_config(), settings.out, settings.start_head
+    if settings.cache is not None and world.size > 1:
+        raise ValueError(f"--cache is for one process, and {world.size} share this run")
     settings.horizon()
     check_shard(settings.shard, world)
     check_optimizer(config.optimizer, settings.shard)
@@ -221,7 +224,12 @@ def _trainer(
     corpus: Corpus,
     world: World,
     sink: MetricSink,
+    report: Report,
 ) -> Trainer:
+    kept = None
+    if settings.cache is not None:
+        taps, width = head.config.target_layer_ids, settings.width
+        kept = open_cache(settings.cache, target, corpus, taps, width, report)
     trainer = Trainer(
         target,
         head,
@@ -232,6 +240,7 @@ def _trainer(
         world=world,
         shard=settings.shard,
         sink=sink,
+        kept=kept,
     )
     if settings.resume:
         trainer.resume()

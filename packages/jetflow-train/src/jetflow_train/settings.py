@@ -71,6 +71,9 @@ class TrainSettings:
     compile: Annotated[bool | None, Parameter(group=RUN)] = None
     """Compile the step's heavy parts; by default on a GPU."""
 
+    cache: Annotated[Path | None, Parameter(group=RUN)] = None
+    """File that keeps the target's hidden states, for small data learnt from many times."""
+
     max_minutes: Annotated[Real | None, Parameter(group=_LENGTH)] = None
     """Horizon in time (without the first, compiling step)."""
     max_steps: Annotated[int | None, whole(1), Parameter(group=_LENGTH)] = None

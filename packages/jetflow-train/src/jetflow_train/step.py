@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -59,6 +60,13 @@ class StepFunctions:
         )
 
 
+class KeptStates(Protocol):
+    """Features and final hidden states that were captured before."""
+
+    def rows(self, places: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
+        """``[R, T, taps * hidden]`` and ``[R, T, hidden]`` of the tokens in ``places`` [R, T]."""
+
+
 class StepLosses(nn.Module):
     """The losses of a batch as a module, so that torch's data parallelism can wrap it.
 
@@ -68,6 +76,7 @@ class StepLosses(nn.Module):
         embedding: the target's embedding in the head's type.
         chunks: pieces in which the loss is computed.
         functions: plain or compiled parts.
+        kept: hidden states of the target that are not captured anew.
     """
 
     def __init__(
@@ -77,16 +86,24 @@ class StepLosses(nn.Module):
         embedding: Tensor,
         chunks: int,
         functions: StepFunctions,
+        kept: KeptStates | None = None,
     ) -> None:
         super().__init__()
         self.head = head
-        self._fixed = (target, embedding, chunks, functions)
+        self._fixed = (target, embedding, chunks, functions, kept)
 
     def forward(self, batch: Batch, weights: NDArray[np.float32]) -> Tensor:
         """Weighted sums ``[2]`` of base and path losses; see ``training_losses``."""
-        target, embedding, chunks, functions = self._fixed
+        target, embedding, chunks, functions, kept = self._fixed
         losses = training_losses(
-            target, self.head, embedding, batch, weights, chunks=chunks, functions=functions
+            target,
+            self.head,
+            embedding,
+            batch,
+            weights,
+            chunks=chunks,
+            functions=functions,
+            kept=kept,
         )
         return torch.stack([losses.base, losses.path])
 
@@ -100,6 +117,7 @@ def training_losses(
     *,
     chunks: int,
     functions: StepFunctions,
+    kept: KeptStates | None = None,
 ) -> Losses:
     """Losses of one batch, with gradients for the head.
 
@@ -111,15 +129,19 @@ def training_losses(
         weights: ``[R, A, depth]`` of the loss rows.
         chunks: pieces in which the loss is computed.
         functions: plain or compiled parts.
+        kept: hidden states of the target; None: they are captured now.
     """
     device = target.device
     tokens, documents, positions, anchors = (
         put(array, device)
         for array in (batch.tokens, batch.documents, batch.positions, batch.anchors)
     )
-    features, final = replace(target, layer_fn=functions.layer).capture(
-        tokens, positions, batch_sight(target, batch.documents), head.config.target_layer_ids
-    )
+    if kept is not None:
+        features, final = kept.rows(batch.places, device)
+    else:
+        features, final = replace(target, layer_fn=functions.layer).capture(
+            tokens, positions, batch_sight(target, batch.documents), head.config.target_layer_ids
+        )
     with autocast(device, head):
         ropes = block_ropes(head, positions, anchors, embedding.dtype)
         fill = put(batch.fill, device) if batch.fill is not None else None

@@ -27,7 +27,7 @@ from jetflow_train.shards import Corpus
 from jetflow_train.sinks.base import MetricSink
 from jetflow_train.sinks.choose import open_sinks
 from jetflow_train.state import STATE, Progress, load_state, save_state, whole_head
-from jetflow_train.step import StepFunctions, StepLosses
+from jetflow_train.step import KeptStates, StepFunctions, StepLosses
 from jetflow_train.stopwatch import Stopwatch
 from jetflow_train.target import AnyTarget, FrozenTarget
 from jetflow_train.train_config import TrainConfig
@@ -49,6 +49,7 @@ class Trainer:
         world: the processes that share each step's rows.
         shard: what these processes hold only a part of.
         sink: takes the figures; the metrics file in ``out`` if left out.
+        kept: the target's hidden states of ``corpus``; None: each step captures its own.
 
     Raises:
         ValueError: the rows of a step cannot be shared among the processes, or nothing can be
@@ -67,6 +68,7 @@ class Trainer:
         world: World | None = None,
         shard: Shard = "none",
         sink: MetricSink | None = None,
+        kept: KeptStates | None = None,
     ) -> None:
         self.world = world or World()
         check_shard(shard, self.world)
@@ -78,7 +80,7 @@ class Trainer:
         self.target: AnyTarget = shard_target(target, self.world) if shard == "all" else target
         # One copy in the head's type: gathered rows then need no cast in every step.
         self.embedding = self.target.embedding.to(next(head.parameters()).dtype)
-        self.losses = self._losses(shard)
+        self.losses = self._losses(shard, kept)
         # Only now: sharding puts other tensors in the place of the head's parameters.
         self.optimizer = HeadOptimizer(head, config)
         self.progress, self.guard = Progress(), StepGuard()
@@ -89,13 +91,17 @@ class Trainer:
             "target": dict(target.fingerprint),
             "sequences": len(corpus),
             "tokens": len(corpus.tokens),
+            # They differ from captured ones by rounding, so a run has the ones or the others.
+            "cache": kept is not None,
         }
 
-    def _losses(self, shard: Shard) -> StepLosses | DistributedDataParallel:
+    def _losses(
+        self, shard: Shard, kept: KeptStates | None
+    ) -> StepLosses | DistributedDataParallel:
         parts = (self.target, self.head, self.embedding, self.config.chunks, self.functions)
         if shard != "none":
             return shard_losses(*parts, self.world)
-        losses = StepLosses(*parts)
+        losses = StepLosses(*parts, kept)
         return losses if self.world.size == 1 else DistributedDataParallel(losses)
 
     def run(
