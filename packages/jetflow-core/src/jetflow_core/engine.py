@@ -29,6 +29,7 @@ from jetflow_core.protocols import Drafter, TreePlanner
 from jetflow_core.sampling import SamplingParams, is_integer
 from jetflow_core.session import CachedSession
 from jetflow_core.target import Target
+from jetflow_core.thinking import render
 from jetflow_core.tree_options import TreeOptions
 
 _AUTO_CPU_ROWS, _AUTO_GPU_ROWS = 32, 256
@@ -62,13 +63,26 @@ class Engine:
         """Deepest depth the head drafts; 0 without a head."""
         return self.head.config.max_depth if self.head else 0
 
-    def encode(self, prompt: str, *, chat: bool = True) -> tuple[int, ...]:
-        """Token ids of a prompt, in the target's chat template unless ``chat`` is False."""
+    def encode(
+        self, prompt: str, *, chat: bool = True, thinking: bool | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt.
+
+        Args:
+            prompt: what the user says.
+            chat: in the target's chat template, where it has one.
+            thinking: whether that template is to let the target think; None: as it has it.
+
+        Raises:
+            ValueError: ``thinking`` is given and there is no template with such a switch.
+        """
         tokenizer = self.target.tokenizer
         if not chat or not tokenizer.chat_template:
+            if thinking is not None:
+                raise ValueError("thinking is a switch of the chat template, and none is used")
             return tuple(tokenizer.encode(prompt))
         message = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        text = render(tokenizer, message, thinking)
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     def rounds(

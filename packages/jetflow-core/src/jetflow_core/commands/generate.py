@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -11,6 +11,7 @@ from jetflow_core.commands.models import ModelOptions
 from jetflow_core.commands.sampling import SamplingOptions
 from jetflow_core.commands.texts import checked_prompts, read_stdin
 from jetflow_core.reports.files import check_output
+from jetflow_core.thinking import thinking_of
 
 _MODELS, _TREES, _SAMPLING = ModelOptions(), GrowOptions(), SamplingOptions()
 
@@ -26,6 +27,13 @@ def command(
     raw: Annotated[
         bool, Parameter(help="Continue the text as it is, without a chat template.")
     ] = False,
+    thinking: Annotated[
+        Literal["on", "off"] | None,
+        Parameter(
+            help="Whether the chat template lets the target think aloud; as the template has it "
+            "if left out."
+        ),
+    ] = None,
     compare: Annotated[
         bool,
         Parameter(
@@ -56,6 +64,8 @@ def command(
     models.check()
     trees.check()
     sampling.params()
+    if raw and thinking is not None:
+        raise ValueError("--thinking is a switch of the chat template, and --raw uses none")
     if stats is not None:
         check_output(stats)
     texts = checked_prompts((*prompts, read_stdin()) if stdin else prompts)
@@ -70,6 +80,7 @@ def command(
             trees=trees,
             sampling=sampling,
             chat=not raw,
+            thinking=thinking_of(thinking),
             compare=compare,
             check_lossless=check_lossless,
             stats=stats,

@@ -18,6 +18,7 @@ from jetflow_core.engine import Engine, TreeOptions
 from jetflow_core.lossless import explain_difference
 from jetflow_core.reports.files import check_output, write_json
 from jetflow_core.sampling import SamplingParams
+from jetflow_core.thinking import mismatch, mode
 
 _PLAIN = TreeOptions(budget=1)
 _WARM_UP_TOKENS = 4
@@ -32,6 +33,7 @@ class Writing:
     trees: GrowOptions
     sampling: SamplingOptions
     chat: bool
+    thinking: bool | None
     compare: bool
     check_lossless: bool
     stats: str | None
@@ -48,7 +50,13 @@ def write(wanted: Writing, screen: Screen) -> int:
         check_output(wanted.stats)
     engine = wanted.models.load(screen.progress)
     params = wanted.sampling.with_bad_words(params, engine.target.tokenizer)
-    prompts = [engine.encode(text, chat=wanted.chat) for text in wanted.texts]
+    prompts = [
+        engine.encode(text, chat=wanted.chat, thinking=wanted.thinking) for text in wanted.texts
+    ]
+    if wanted.chat and engine.head is not None:
+        told = mismatch(engine.head.info.thinking, mode(engine.target.tokenizer, wanted.thinking))
+        if told is not None:
+            screen.line(told, style="dim")
     setting = _setting(engine, options, params)
     if wanted.compare:
         screen.progress("warming up")

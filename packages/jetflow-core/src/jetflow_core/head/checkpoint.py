@@ -47,6 +47,8 @@ class HeadInfo:
     top1_by_depth: tuple[float, ...] = ()
     """Share of positions at which each depth's best token was the target's, at training time."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    thinking: bool | None = None
+    """Whether its target thought aloud in the texts it learnt from; None: not known, or both."""
 
     def __post_init__(self) -> None:
         for name in ("target", "tokenizer_sha256"):
@@ -55,6 +57,8 @@ class HeadInfo:
         for share in listed("top1_by_depth", self.top1_by_depth):
             real("top1_by_depth: each", share, 0.0, 1.0)
         mapping("provenance", self.provenance)
+        if self.thinking is not None and not isinstance(self.thinking, bool):
+            raise HeadConfigError(f"thinking must be true, false or null, got {self.thinking!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ def save_head(
         "tokenizer_sha256": info.tokenizer_sha256,
         "top1_by_depth": list(info.top1_by_depth),
         "provenance": dict(info.provenance),
+        **({} if info.thinking is None else {"thinking": info.thinking}),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -176,6 +181,7 @@ def _info(own: Mapping[str, Any]) -> HeadInfo:
         tokenizer_sha256=own.get("tokenizer_sha256"),
         top1_by_depth=listed("top1_by_depth", own.get("top1_by_depth", ())),
         provenance=own.get("provenance", {}),
+        thinking=own.get("thinking"),
     )
 
 

@@ -40,10 +40,13 @@ def command(
     import os
     import sys
 
+    from jetflow_core.head.checkpoint import read_config
+
     from jetflow_serve.check import require_hooks
     from jetflow_serve.heads import check_target, read_head
     from jetflow_serve.options import ServeOptions
     from jetflow_serve.server import SERVER, server_arguments, tree_section
+    from jetflow_serve.thinking import thinking_note
 
     options = ServeOptions(
         mode=mode, budget=budget, depth=depth, max_children=max_children, audit=audit
@@ -51,6 +54,9 @@ def command(
     rows = most if budget == "auto" else budget
     arguments = server_arguments(model, str(head), rows, vllm_options, tree_section(options))
     check_target(read_head(head), model)
+    note = thinking_note(read_config(head)[1], model, vllm_options)
+    if note is not None:
+        print(f"jetflow serve: {note}", file=sys.stderr)
     require_hooks()
     sys.stdout.flush()
     # The server takes this process over, so that signals and exit codes are its own.
