@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from jetflow_kernels.attention import stages
-from jetflow_kernels.attention.k2 import clock, launch
+from jetflow_kernels.attention.k2 import clock
+from jetflow_kernels.attention.k2.parameters import Params
 
 NAMES = ("DEVICE_BEGIN", "DEVICE_END", "BEGIN", "ITEM", "KEYS", "UNUSED_1", "MULTIPROCESSOR")
 # Two launches of two programs; the second program of each never has keys.
@@ -58,10 +59,10 @@ def test_the_table_has_a_line_for_each_stage() -> None:
 
 
 def test_clocked_parameters_are_the_call_s_with_an_address_behind() -> None:
-    plain = launch.Params(rows=7, factor=0.5, q=123)
+    plain = Params(rows=7, factor=0.5, q=123)
     made = clock.clocked(plain, 456)
     assert (made.rows, made.factor, made.q, made.stamps) == (7, 0.5, 123, 456)
-    assert clock.ClockedParams.stamps.offset == -(-ctypes.sizeof(launch.Params) // 8) * 8
+    assert clock.ClockedParams.stamps.offset == -(-ctypes.sizeof(Params) // 8) * 8
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,10 @@ CAPTURED = {
 @pytest.mark.parametrize("small", [False, True])
 def test_what_captures_says_so(small: bool) -> None:
     tasks = program.all_tasks(["triton", "cuda", "flash"], small=small)
-    assert {task.list for task in tasks if task.captures} == CAPTURED
-    assert not CAPTURED & {task.list for task in tasks if not task.captures}
+    # No interpreter runs the CUDA version.
+    captured = CAPTURED if small else {*CAPTURED, "swift: graph replays"}
+    assert {task.list for task in tasks if task.captures} == captured
+    assert not captured & {task.list for task in tasks if not task.captures}
 
 
 def test_eager_leaves_out_by_name_what_captures(

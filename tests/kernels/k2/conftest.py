@@ -15,15 +15,29 @@ import torch
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.k2 import build
-from jetflow_kernels.attention.k2.configurations import CONFIGURATIONS, Configuration
-from jetflow_kernels.attention.k2.launch import _params, _set_scale, box_rows
+from jetflow_kernels.attention.k2.configurations import (
+    CONFIGURATIONS,
+    STEP,
+    SWIFT_CONFIGURATIONS,
+    Configuration,
+)
+from jetflow_kernels.attention.k2.parameters import (
+    Boxes,
+    box_rows,
+    params_of,
+    query_boxes,
+    query_nodes,
+    set_scale,
+)
 from torch import Tensor
 
 STAND_INS = Path(__file__).parent / "emulation"
 SOURCES = Path(build.__file__).parent
 
 
-QUICK = [Configuration(dtype=torch.bfloat16, dim=64, rows=128)]
+QUICK = [
+    Configuration(dtype=torch.bfloat16, dim=64, rows=128, swift=swift) for swift in (False, True)
+]
 """Of the default tests: compiling all takes longer."""
 
 
@@ -57,7 +71,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.C
 
 
 def _compile(folder: Path, variants: Sequence[Configuration]) -> ctypes.CDLL:
-    cases = "".join(f"CASE({one.element},{one.dim},{one.rows})" for one in variants)
+    cases = "".join(
+        f"CASE({one.element},{one.dim},{one.rows},{int(one.swift)})" for one in variants
+    )
     defines = [flag for flag in build.SOURCES.command if flag.startswith("-D")]
     command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *defines]
     done = subprocess.run(
@@ -84,7 +100,7 @@ def emulate(emulator: ctypes.CDLL) -> Callable[..., tuple[Tensor, Tensor]]:
 @pytest.fixture(scope="session")
 def emulate_any(compiled: Callable[..., ctypes.CDLL]) -> Callable[..., tuple[Tensor, Tensor]]:
     """``emulate`` for every variant."""
-    return partial(emulate_with, compiled(CONFIGURATIONS))
+    return partial(emulate_with, compiled((*CONFIGURATIONS, *SWIFT_CONFIGURATIONS)))
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +126,7 @@ def emulate_with(
     programs: int = 3,
     seed: int = 0,
     cluster: int = plan.BY_LENGTH,
+    swift: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One call of a compiled kernel; ``programs`` is of clusters where they have several.
 
@@ -127,10 +144,14 @@ def emulate_with(
     )
     box = box_rows(pool.shape[1])
     listed = cluster == plan.BY_LENGTH
-    params = _params(arguments, out, lse, partials if listed else None, box, cluster)
-    _set_scale(params, scale)
-    maps = [_map(tensor, box) for tensor in (pool, arguments.v_pool)]
-    kernel = library.variants.index(Configuration(dtype=q.dtype, dim=q.shape[2], rows=rows))
+    params = params_of(arguments, out, lse, partials if listed else None, box, cluster)
+    set_scale(params, scale)
+    variant = Configuration(dtype=q.dtype, dim=q.shape[2], rows=rows, swift=swift)
+    if swift:
+        params.q_nodes = query_nodes(params)
+    maps = [_map(tensor, *_boxes(tensor, box)) for tensor in (pool, arguments.v_pool)]
+    maps.append(_map(q, *query_boxes(q, params.group, params.q_nodes)))
+    kernel = library.variants.index(variant)
     started = programs * max(cluster, 1)
     wrong = library.run(kernel, rows, *map(ctypes.byref, (params, *maps)), started, seed)
     if wrong is not None:
@@ -140,11 +161,15 @@ def emulate_with(
     return out, lse
 
 
-def _map(pool: Tensor, box: int) -> Any:
-    """What ``machine.cuh`` of the stand-ins finds in a tensor map, in 64-byte alignment."""
+def _boxes(pool: Tensor, box: int) -> Boxes:
     pages, page, heads, dim = pool.shape
     by_page, by_slot, by_head, _ = (2 * stride for stride in pool.stride())
-    numbers = (pool.data_ptr(), dim, page, heads, pages, by_slot, by_head, by_page, box, 1, 1)
+    return (dim, page, heads, pages), (by_slot, by_head, by_page), (STEP, box, 1, 1)
+
+
+def _map(tensor: Tensor, sizes: Any, strides: Any, box: Any) -> Any:
+    """What ``machine.cuh`` of the stand-ins finds in a tensor map, in 64-byte alignment."""
+    numbers = (tensor.data_ptr(), *sizes, *strides, *box[1:])
     storage = ctypes.create_string_buffer(192)
     made = (ctypes.c_int64 * 16).from_buffer(storage, -ctypes.addressof(storage) % 64)
     made[: len(numbers)] = numbers

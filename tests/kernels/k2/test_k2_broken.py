@@ -10,10 +10,17 @@ import torch
 from jetflow_kernels.attention.k2.configurations import Configuration
 
 VARIANT = Configuration(dtype=torch.float16, dim=64, rows=128)
-SYNC = "cluster_sync();\n    STAMP(CLUSTER);"
+SYNC = "cluster_sync();\n    STAMP(CLUSTER);\n    const bool mine"
 PRODUCER = "cluster_sync();\n      wait_for_consumers<S::THREADS>();"
 WEIGHT = "exp2_fast(its.x - "
-ARRIVAL = "barrier_wait(shared.received(), received);\n      received ^= 1;"
+ARRIVAL = (
+    "barrier_wait(shared.received(), parities & 1);\n      parities ^= 1;\n    }\n"
+    "    STAMP(ARRIVED);\n    if (mine)"
+)
+KEYS = (
+    "barrier_wait(shared.keys_full(keys.stage), keys.parity);\n    STAMP(COUNT == SCORES / 2 ? KEYS"
+)
+EMPTY = "barrier_wait(shared.keys_empty(ring.stage), ring.parity ^ 1);"
 # One warpgroup of consumers is far behind the other.
 SLOW_GROUP = (
     "wgmma.cuh", "if (threadIdx.x % 128 == 0) fibers::linger();",
@@ -21,16 +28,24 @@ SLOW_GROUP = (
 )  # fmt: skip
 BREAKAGE: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     "nothing": ([SLOW_GROUP], ""),
+    "keys are multiplied before they have arrived": (
+        [("consumer.cuh", KEYS, "STAMP(COUNT == SCORES / 2 ? KEYS")],
+        "wrong|not published",
+    ),
+    "a parity of the ring is wrong": (
+        [("producer.cuh", EMPTY, EMPTY.replace(" ^ 1", ""))],
+        "wait for each other",
+    ),
     "results are sent over tiles that others still read": (
         [
-            ("consumer.cuh", SYNC, "STAMP(CLUSTER);"),
+            ("consumer.cuh", SYNC, "const bool mine"),
             ("producer.cuh", PRODUCER, "wait_for_consumers<S::THREADS>();"),
             SLOW_GROUP,
         ],
         "wrong|not published",
     ),
     "results are read before they have arrived": (
-        [("consumer.cuh", ARRIVAL, "")],
+        [("consumer.cuh", ARRIVAL, "}\n    if (mine)")],
         "wrong|ended program",
     ),
     "the producer does not wait for the readers": (

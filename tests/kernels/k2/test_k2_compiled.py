@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 from jetflow_kernels.attention.k2 import build
-from jetflow_kernels.attention.k2.configurations import CONFIGURATIONS, Configuration
+from jetflow_kernels.attention.k2.configurations import (
+    CONFIGURATIONS,
+    SWIFT_CONFIGURATIONS,
+    Configuration,
+)
 
 SHARED_LIMIT = 227 * 1024
 SHARED_OF_MULTIPROCESSOR = 228 * 1024
@@ -61,10 +65,18 @@ def _gate(variant: Configuration, folder: Path) -> None:
     # The barrier of a cluster, in producer and consumers, and the wait for the kernel ahead.
     assert code.count("UCGABAR_ARV") == code.count("UCGABAR_WAIT") == 2
     assert code.count("ACQBULK") == 1
+    if variant.swift:
+        # Queries and lengths are asked for before anybody waits for anybody.
+        begun = code[code.index("ACQBULK") : code.index("BAR.SYNC")]
+        assert "UTMALDG.4D" in begun and len(re.findall(r"\bLDG\.E\b", begun)) == 3
+    # Nothing is read or copied before the kernel ahead has ended.
+    assert not re.search(r"\b(LDG|UTMALDG|LDGSTS)\b", code[: code.index("ACQBULK")])
     # A slab is sent 16 bytes at a time, and no warp waits for the whole device to see its writes.
-    assert code.count("STAS.128") == variant.dim // 8 + 1
+    parts = variant.dim // 32
+    assert code.count("STAS.128") == variant.dim // 8 + (parts if variant.swift else 1)
     assert "MEMBAR.ALL.GPU" not in code
-    assert code.count("STG.E.128") == variant.dim // 16
+    # A swift kernel stores part by part where programs put them together.
+    assert code.count("STG.E.128") == 2 * (parts + variant.swift)
     # Exchanges of lanes in code that only some of them may reach take a slow way.
     assert "COLLECTIVE" not in code
     # Only builds with a clock note the time.
@@ -76,6 +88,15 @@ def _gate(variant: Configuration, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", CONFIGURATIONS, ids=lambda variant: variant.name)
 def test_all_shipped(variant: Configuration, tmp_path: Path) -> None:
+    _gate(variant, tmp_path)
+
+
+# Either type with either number of rows and either head dim; CI has no time for all.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variant", (*SWIFT_CONFIGURATIONS[:2], *SWIFT_CONFIGURATIONS[-2:]), ids=lambda one: one.name
+)
+def test_swift_ones(variant: Configuration, tmp_path: Path) -> None:
     _gate(variant, tmp_path)
 
 

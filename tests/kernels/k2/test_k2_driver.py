@@ -14,6 +14,7 @@ import torch
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import plan
 from jetflow_kernels.attention.k2 import build, driver, launch
+from jetflow_kernels.attention.k2.parameters import Params, inverse
 
 STAND_IN = Path(__file__).parent / "emulation" / "driver.c"
 
@@ -40,7 +41,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("driver") / "libcuda.so"
     subprocess.run(
         [
-            *("gcc", f"-DPARAMETER_BYTES={ctypes.sizeof(launch.Params)}"),
+            *("gcc", f"-DPARAMETER_BYTES={ctypes.sizeof(Params)}"),
             *("-shared", "-fPIC", "-o", str(made), str(STAND_IN)),
         ],
         check=True,
@@ -99,7 +100,7 @@ def test_one_call(noted: ctypes.CDLL, card: list[Any], make_batch: Callable[...,
     assert (started.stream, started.shared) == (77, shared)
     assert (list(started.grid), list(started.block)) == ([264, 1, 1], [256, 1, 1])
     assert [bytes(one)[:128] for one in started.parameters][1:] == [b"\x5a" * 128] * 2
-    params = launch.Params.from_buffer_copy(bytes(started.parameters[0]))
+    params = Params.from_buffer_copy(bytes(started.parameters[0]))
     assert params.q == batch.q.data_ptr() and params.out == out.data_ptr()
     assert params.ancestors == batch.ancestors.data_ptr() and params.lse == lse.data_ptr()
     assert (params.q_row, params.q_head) == (4 * 64, 64)
@@ -134,9 +135,9 @@ def test_clusters(
     assert list(started.cluster) == ([cluster, 1, 1] if cluster > 1 else [0] * 3)
     assert (started.early, started.attributes) == (0, int(cluster > 1))
     assert list(started.grid) == [grid, 1, 1]
-    params = launch.Params.from_buffer_copy(bytes(started.parameters[0]))
+    params = Params.from_buffer_copy(bytes(started.parameters[0]))
     assert params.cluster == cluster
-    assert params.cluster_inverse == launch.inverse(cluster)
+    assert params.cluster_inverse == inverse(cluster)
     assert params.partial is None and not card
     assert (params.group_inverse, params.page_inverse) == (2**31 + 1, 2**28 + 1)
     # No more clusters than fit, whatever the batch.

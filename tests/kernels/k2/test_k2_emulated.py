@@ -17,6 +17,7 @@ CASES: list[tuple[Any, ...]] = [
     ((5, 0, 3), (130, 7, 64), 48, (4, 2), 64, torch.bfloat16, 128, True),
     ((70,), (61,), 24, (2, 1), 64, torch.bfloat16, 128, False),
 ]
+QUICK_CLUSTER: tuple[Any, ...] = ((20,), (110,), 16, (3, 1), 64, torch.bfloat16, 128, False)
 SLOW: list[tuple[Any, ...]] = [
     ((5, 2), (40, 0), 16, (2, 1), 128, torch.bfloat16, 64, False),
     ((5, 0, 3), (130, 7, 64), 48, (4, 2), 64, torch.float16, 64, True),
@@ -24,7 +25,7 @@ SLOW: list[tuple[Any, ...]] = [
     ((129,), (191,), 64, (2, 1), 64, torch.float16, 64, False),
     ((255, 3), (127, 640), 256, (3, 1), 64, torch.bfloat16, 128, False),
     ((256,), (1,), 16, (2, 1), 128, torch.float16, 128, True),
-    ((65,), (1000,), 40, (8, 2), 128, torch.bfloat16, 128, False),
+    ((65,), (400,), 40, (8, 2), 128, torch.bfloat16, 128, False),
 ]
 
 
@@ -65,7 +66,7 @@ def test_short(make_batch: Callable[..., Any], emulate: Callable[..., Any], case
 
 
 @pytest.mark.parametrize(
-    ("case", "cluster"), [(CASES[1], 1), (CASES[1], 0), (CASES[2], 1)], ids=str
+    ("case", "cluster"), [(CASES[1], 1), (CASES[2], 1), (QUICK_CLUSTER, 4)], ids=str
 )
 def test_clusters(
     make_batch: Callable[..., Any], emulate: Callable[..., Any], case: Any, cluster: int

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jetflow_kernels.attention import plan
-from jetflow_kernels.attention.k2.launch import inverse
 from jetflow_kernels.attention.k2.limits import MOST_POSITIONS
+from jetflow_kernels.attention.k2.parameters import inverse
 
 # Compiling the sources takes most of their time.
 pytestmark = pytest.mark.slow

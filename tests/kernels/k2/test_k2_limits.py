@@ -11,9 +11,9 @@ import torch
 from jetflow_kernels import tree_attention, tree_attention_backend
 from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import backend, plan
-from jetflow_kernels.attention.k2.configurations import CONFIGURATIONS
-from jetflow_kernels.attention.k2.launch import Params
+from jetflow_kernels.attention.k2.configurations import CONFIGURATIONS, SWIFT_CONFIGURATIONS
 from jetflow_kernels.attention.k2.limits import supports, unavailable
+from jetflow_kernels.attention.k2.parameters import Params
 
 SHAPE: dict[str, Any] = {"dim": 64, "dtype": torch.float16}
 REFUSED: list[tuple[dict[str, Any], Callable[[Any], dict[str, Any]], str]] = [
@@ -110,10 +110,12 @@ def test_other_devices_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_both_sides_hold_the_same_numbers(emulator: ctypes.CDLL) -> None:
-    for variant in CONFIGURATIONS:
+def test_both_sides_hold_the_same_numbers(compiled: Callable[..., ctypes.CDLL]) -> None:
+    variants = (*CONFIGURATIONS, *SWIFT_CONFIGURATIONS)
+    emulator = compiled(variants)
+    for index, variant in enumerate(variants):
         found = (ctypes.c_int * 5)()
-        emulator.emulated_sizes(variant.dim, variant.rows, found)
+        emulator.emulated_sizes(index, found)
         want = (variant.columns, variant.programs, variant.stages, variant.threads)
         assert (*want, variant.shared_bytes) == tuple(found)
         assert plan.tiles_for(1, 1, 1, variant.dim, variant.dtype).rows in (64, 128)

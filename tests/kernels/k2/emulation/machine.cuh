@@ -212,7 +212,9 @@ inline void send_4(uint32_t there, uint32_t barrier, float a, float b, float c, 
   const uint32_t to = there & 0xffffff;
   if (to % 16 || there >> 24 != barrier >> 24) throw machine::Fault("not sent to its barrier");
   auto& copies = machine::copies;
-  const auto mine = [](const machine::Copy& copy) { return copy.sender == fibers::current; };
+  const auto mine = [&](const machine::Copy& copy) {
+    return copy.sender == fibers::current && copy.program == int(there >> 24);
+  };
   if (copies.empty() || !mine(copies.back())) {
     copies.push_back({int(there >> 24), 0, barrier & 0xffffff, nullptr, {}, fibers::current, {}});
   }
@@ -252,6 +254,7 @@ inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 template <class V>
 V __ldg(const V* at) { return *at; }
+inline int32_t load_here(const int32_t* at) { return *at; }
 inline void __trap() { throw machine::Fault("trap"); }
 
 inline uint32_t shared_address(const void* at) {

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from jetflow_kernels import timing
+from jetflow_kernels.arguments import TreeAttentionArguments
 from jetflow_kernels.attention import peers
 from jetflow_kernels.attention.backend import Backend
 from jetflow_kernels.attention.op import tree_attention
@@ -30,6 +31,9 @@ TOLERANCE = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 BANDWIDTH, FLOPS = 4.26e12, 7.9e14
 """Of an H200, measured: bytes and bf16 operations a second."""
 TIMED: tuple[Backend, ...] = ("triton", "cuda", "flash")
+SWIFT = "cuda-swift"
+"""The CUDA version's kernels with ``swift``, which no call chooses; not run on a card yet."""
+OURS = (*TIMED, SWIFT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,21 @@ def version(backend: Backend) -> Entrant:
     return entrant
 
 
+def swift(arguments: dict[str, Any]) -> Callable[[], Tensor]:
+    """An entrant: the CUDA version's swift kernel."""
+    # Triton, which this imports, is an extra.
+    from jetflow_kernels.attention.k2.launch import launch
+
+    given = TreeAttentionArguments(**arguments)
+    out = torch.empty_like(given.q)
+
+    def call() -> Tensor:
+        launch(given, out=out, lse=None, scale=out.shape[-1] ** -0.5, swift=True)
+        return out
+
+    return call
+
+
 def check(call: Callable[[], Tensor], want: Tensor) -> float:
     """The largest error of a call against the reference's output ``want``.
 
@@ -154,11 +173,11 @@ def compare(results: Sequence[dict[str, Any]]) -> None:
     """Adds to each of our results how many times as long every peer took in the same case."""
     took = {(*_case(r), r["backend"]): r["median_us"] for r in results if "median_us" in r}
     for result in results:
-        if result["backend"] in TIMED and "median_us" in result:
+        if result["backend"] in OURS and "median_us" in result:
             result["ratios"] = {
                 key[-1]: time / result["median_us"]
                 for key, time in took.items()
-                if key[:-1] == _case(result) and key[-1] not in TIMED
+                if key[:-1] == _case(result) and key[-1] not in OURS
             }
 
 
@@ -227,6 +246,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1])
     parser.add_argument("--page", type=int, nargs="+", default=[128])
     parser.add_argument("--backends", choices=TIMED, nargs="+", default=["triton"])
+    parser.add_argument("--swift", action="store_true", help=f"also {SWIFT}, which no call chooses")
     parser.add_argument("--peers", choices=list(peers.PEERS), nargs="*", default=[])
     parser.add_argument("--layers", type=int, default=36, help="pools that take turns")
     parser.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="bytes/s for the floor")
@@ -248,8 +268,10 @@ def main(argv: list[str] | None = None) -> None:
         timing.write_json(options.out, {**head, "results": results})
 
     entrants = choose(options.backends, options.peers)
+    if options.swift:
+        entrants[SWIFT] = swift
     measure(cases, entrants, report, bandwidth=options.bandwidth, flops=options.flops)
-    failed = sum("failed" in r and r["backend"] in TIMED for r in results)
+    failed = sum("failed" in r and r["backend"] in OURS for r in results)
     if failed:
         raise SystemExit(f"{failed} results of our own failed")
 

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,14 @@ def launches_us(stamps: Tensor, names: Sequence[str]) -> list[float]:
     return (first.diff().double() / 1e3).tolist()
 
 
-def measure(case: Case, *, cluster: int | None, early: bool) -> dict[str, Any]:
+def measure(case: Case, *, cluster: int | None, early: bool, swift: bool) -> dict[str, Any]:
     """Replays the layers of a case and reads the stamps of the second half.
 
     Args:
         case: of at least four layers.
         cluster: programs that share a tile; None: as the kernel chooses.
         early: whether programs may be placed before the kernel ahead has ended.
+        swift: as in ``launch.launch``.
 
     Returns:
         The case, how it was started, ``launch_us`` and ``stages``.
@@ -111,7 +113,9 @@ def measure(case: Case, *, cluster: int | None, early: bool) -> dict[str, Any]:
         check_kernel_limits(arguments)
         out = torch.empty_like(arguments.q)
         scale = case.dim**-0.5
-        call = launch.prepare(arguments, out=out, lse=None, scale=scale, cluster=cluster)
+        call = launch.prepare(
+            *(arguments,), out=out, lse=None, scale=scale, cluster=cluster, swift=swift
+        )
         stamps.append(clock.room(call))
         calls.append(call)
         held.append((arguments, out))
@@ -164,6 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cluster", type=int, help="programs that share a tile; as the kernel chooses if left out"
     )
+    parser.add_argument(
+        "--swift", action="store_true", help="the swift kernel too, which no call chooses"
+    )
     return parser
 
 
@@ -187,7 +194,7 @@ def _refuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Non
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures each case with and without early placement and writes one JSON file.
+    """Measures each case, early placed and not, and writes one JSON file.
 
     Raises:
         SystemExit: wrong arguments, or no device that runs the kernel.
@@ -200,16 +207,16 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"needs a card that runs the CUDA kernel: {refused}")
     results: list[dict[str, Any]] = []
     torch.manual_seed(0)
-    for rows in options.rows:
-        for prefix in options.prefix:
-            case = Case(
-                rows=rows, prefix=prefix, requests=options.requests, page=options.page,
-                layers=options.layers,
-            )  # fmt: skip
-            for early in (True, False):
-                results.append(measure(case, cluster=options.cluster, early=early))
-                print(table(results[-1]), flush=True)
-                timing.write_json(options.out, {**timing.environment(), "results": results})
+    kernels = (False, True) if options.swift else (False,)
+    grid = product(options.rows, options.prefix, kernels, (True, False))
+    for rows, prefix, swift, early in grid:
+        case = Case(
+            rows=rows, prefix=prefix, requests=options.requests, page=options.page,
+            layers=options.layers,
+        )  # fmt: skip
+        results.append(measure(case, cluster=options.cluster, early=early, swift=swift))
+        print(table(results[-1]), flush=True)
+        timing.write_json(options.out, {**timing.environment(), "results": results})
 
 
 if __name__ == "__main__":

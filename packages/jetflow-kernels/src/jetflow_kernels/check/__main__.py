@@ -24,6 +24,7 @@ from jetflow_kernels.check import (
     attention_bits,
     attention_graphs,
     attention_prefill,
+    attention_swift,
     attention_values,
     products,
     steps,
@@ -37,7 +38,13 @@ def all_tasks(backends: Sequence[Backend], *, small: bool) -> list[Task]:
     """Every list for these versions of attention, slow and fast ones in turns."""
     lists = [
         list(part.tasks([backend], small=small))
-        for part in (attention_bits, attention_values, attention_graphs, attention_prefill)
+        for part in (
+            attention_bits,
+            attention_values,
+            attention_graphs,
+            attention_prefill,
+            attention_swift,
+        )
         for backend in backends
     ]
     lists += [list(part.tasks(small=small)) for part in (steps, products)]

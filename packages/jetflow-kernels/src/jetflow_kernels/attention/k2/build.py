@@ -57,5 +57,6 @@ def build(folder: Path, variant: Configuration, macros: tuple[str, ...] = ()) ->
         "KERNEL_ELEMENT": variant.element,
         "KERNEL_DIM": variant.dim,
         "KERNEL_ROWS": variant.rows,
+        "KERNEL_SWIFT": int(variant.swift),
     }
     return nvcc.build(folder, SOURCES, variant.name, tuple(defines.items()), macros)

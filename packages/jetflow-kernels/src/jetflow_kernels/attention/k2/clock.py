@@ -13,12 +13,13 @@ from torch import Tensor
 
 from jetflow_kernels.attention.k2 import build, launch
 from jetflow_kernels.attention.k2.configurations import Configuration
+from jetflow_kernels.attention.k2.parameters import Params
 from jetflow_kernels.nvcc import cache_folder
 
 MACRO = "KERNEL_CLOCK"
 
 
-class ClockedParams(launch.Params):
+class ClockedParams(Params):
     """``Params`` of ``params.cuh`` in a build that notes the time."""
 
     _fields_: ClassVar = [("stamps", ctypes.c_void_p)]
@@ -74,7 +75,7 @@ def start(call: launch.Call, stamps: Tensor, *, early: bool) -> None:
     launch.start(call, cubin(call.variant), early=early, parameters=parameters)
 
 
-def clocked(parameters: launch.Params, stamps: int) -> ClockedParams:
+def clocked(parameters: Params, stamps: int) -> ClockedParams:
     """A copy of parameters, with the address of the stamps."""
     made = ClockedParams(stamps=stamps)
     ctypes.memmove(ctypes.addressof(made), ctypes.addressof(parameters), ctypes.sizeof(parameters))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -31,11 +31,16 @@ class Configuration:
     dim: int
     rows: int
     """Packed rows of a tile, 64 for each consumer warpgroup."""
+    swift: bool = False
+    """Whether the way to the first scores and from the last ones to the results is shortened:
+    queries come by bulk copies, lengths are asked for ahead, and programs of a cluster share what
+    is put together in finer parts. The bits are the same. Not run on a card yet."""
 
     @property
     def name(self) -> str:
         """The kernel's symbol."""
-        return f"tree_attention_{TYPES[self.dtype]}_d{self.dim}_m{self.rows}"
+        swift = "_swift" if self.swift else ""
+        return f"tree_attention_{TYPES[self.dtype]}_d{self.dim}_m{self.rows}{swift}"
 
     @property
     def element(self) -> str:
@@ -66,27 +71,30 @@ class Configuration:
     def shared_bytes(self) -> int:
         """Shared memory of a program: queries, keys, values and the barriers."""
         tile = 2 * self.columns * self.dim
-        barriers = 4 * self.stages + 1
+        barriers = 4 * self.stages + (3 if self.swift else 1)
         return 2 * self.rows * self.dim + 2 * self.stages * tile + 8 * barriers
 
 
 def configuration_for(
-    arguments: TreeAttentionArguments, tiles: plan.Tiles | None = None
+    arguments: TreeAttentionArguments, tiles: plan.Tiles | None = None, *, swift: bool = False
 ) -> Configuration:
     """The variant for a batch that ``supports`` has nothing against.
 
     Args:
         arguments: of the call.
         tiles: their rows choose the variant; None: ``tiles_for`` the shapes.
+        swift: as in ``Configuration``.
     """
     q, pool = arguments.q, arguments.k_pool
     rows, heads, dim = q.shape
     requests, group = arguments.prefix_len.shape[0], heads // pool.shape[2]
     tiles = tiles or plan.tiles_for(rows, requests, group, dim, q.dtype)
-    return Configuration(dtype=q.dtype, dim=dim, rows=tiles.rows)
+    return Configuration(dtype=q.dtype, dim=dim, rows=tiles.rows, swift=swift)
 
 
 CONFIGURATIONS = tuple(
     Configuration(dtype=dtype, dim=dim, rows=rows)
     for dtype, dim, rows in product(TYPES, HEAD_DIMS, TILE_ROWS)
 )
+SWIFT_CONFIGURATIONS = tuple(replace(one, swift=True) for one in CONFIGURATIONS)
+"""Not run on a card yet, and never chosen without being asked for."""

@@ -6,30 +6,25 @@
 #include "producer.cuh"
 #include "softmax.cuh"
 #include "combine.cuh"
+#include "results.cuh"
+#include "spread.cuh"
 
 template <class Element, class S>
-struct Consumer {
+struct Consumer : Results<Element, S> {
   static constexpr int SCORES = S::COLUMNS / 2;  // registers of a thread
-  static constexpr int SUMS = S::DIM / 2;
+  using Results<Element, S>::SUMS;
+  using Results<Element, S>::p;
+  using Results<Element, S>::group;
+  using Results<Element, S>::thread;
 
-  const Params& p;
   const Storage<S> shared;
-  const int group;   // which warpgroup
-  const int thread;  // of the warpgroup
   Ring<S> keys;
   Ring<S> values;
-  uint32_t received = 0;  // parity of the barrier of what other programs send
+  // Parities, in one register: of the barrier of what other programs send, of that of the queries.
+  uint32_t parities = 0;
 
   INLINE Consumer(const Params& params, Storage<S> storage)
-      : p(params), shared(storage), group(threadIdx.x / 128 - 1), thread(threadIdx.x % 128) {}
-
-  // Packed row of the item that lies in row ``row`` of this warpgroup.
-  INLINE int packed(const Item& item, int row) const {
-    return item.tile * S::ROWS + group * 64 + row;
-  }
-
-  // Row of this warpgroup that this thread holds as its ``row``-th of two.
-  INLINE int own_row(int row) const { return thread / 32 * 16 + thread % 32 / 4 + 8 * row; }
+      : Results<Element, S>(params), shared(storage) {}
 
   // Brings the queries; rows past the tree's last are 0.
   INLINE void load_queries(const Item& item) const {
@@ -39,7 +34,7 @@ struct Consumer {
     uint4 loaded[STEPS];
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
-      const int place = packed(item, thread / SIXTEENTHS + i * (128 / SIXTEENTHS));
+      const int place = this->packed(item, thread / SIXTEENTHS + i * (128 / SIXTEENTHS));
       const int node = divided(place, p.group_inverse);
       const int head = item.head * p.group + (place - node * p.group);
       loaded[i] = make_uint4(0, 0, 0, 0);
@@ -64,6 +59,19 @@ struct Consumer {
     }
     publish_shared();
     group_sync(group);
+  }
+
+  // The same where the copy engine may bring them.
+  INLINE void take_queries(const Item& item, int number) {
+    if (p.q_nodes == 0) load_queries(item);
+    if (are_brought(p, item, number)) barrier_wait(shared.queries_full(), parities >> 1);
+  }
+
+  // They are not needed any more.
+  INLINE void give_queries(const Item& item, int number) {
+    if (!are_brought(p, item, number)) return;
+    release(shared.queries_empty());
+    parities ^= 2;
   }
 
   template <int COUNT>
@@ -207,55 +215,6 @@ struct Consumer {
     lone_sums(half, sums);
   }
 
-  // Finished rows, or partial ones where the item is one of several pieces.
-  INLINE void store(const Item& item, Rows& rows, float (&sums)[SUMS]) const {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const int place = packed(item, own_row(row));
-      const int node = divided(place, p.group_inverse);
-      const int head = item.head * p.group + (place - node * p.group);
-      const bool real = node < item.count;
-      // The largest weight of a row is 1, and so is the sum at least, if it has seen anything.
-      const float total = rows.total[row];
-      const bool empty = total == 0.0f;
-      const float share = empty ? 1.0f : inverse_fast(total);
-      const float log2_sum = empty ? -INFINITY : rows.peak[row] + log2_fast(total);
-      if (item.place >= 0) {
-        if (real) store_partial(int64_t(item.place + node) * p.heads + head, row, share, log2_sum, sums);
-        continue;
-      }
-      char* to = static_cast<char*>(p.out) +
-                 2 * ((item.first + node) * p.out_row + head * p.out_head + thread % 4 * 8);
-#pragma unroll
-      for (int four = 0; four < S::DIM / 32; ++four) {
-        uint32_t pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = 16 * four + 4 * i + 2 * row;
-          pairs[i] = Element::pack(sums[at] * share, sums[at + 1] * share);
-        }
-        // By all lanes, whether or not their rows are real.
-        const uint4 eight = regroup(pairs);
-        if (real) *reinterpret_cast<uint4*>(to + 64 * four) = eight;
-      }
-      if (real && p.lse != nullptr && thread % 4 == 0) {
-        constexpr float LN_2 = 0.6931471805599453f;
-        p.lse[(item.first + node) * p.lse_row + head * p.lse_head] = log2_sum * LN_2;
-      }
-    }
-  }
-
-  INLINE void store_partial(
-      int64_t at, int row, float share, float log2_sum, const float (&sums)[SUMS]) const {
-    float2* to = reinterpret_cast<float2*>(p.partial + at * S::DIM + thread % 4 * 2);
-#pragma unroll
-    for (int eight = 0; eight < S::DIM / 8; ++eight) {
-      const int i = 4 * eight + 2 * row;
-      to[4 * eight] = make_float2(sums[i] * share, sums[i + 1] * share);
-    }
-    if (thread % 4 == 0) p.partial_lse[at] = log2_sum;
-  }
-
   // Results of all programs of the cluster; false where another one has this warp's rows.
   INLINE bool gathered(const Item& item, Rows& rows, float (&sums)[SUMS]) {
     const Slab slab = slab_of(p);
@@ -272,13 +231,48 @@ struct Consumer {
     STAMP(SENT);
     if (bytes > 0) {
       // Nobody ends, or takes the next item, before all that is sent here has arrived.
-      barrier_wait(shared.received(), received);
-      received ^= 1;
+      barrier_wait(shared.received(), parities & 1);
+      parities ^= 1;
     }
     STAMP(ARRIVED);
     if (mine) put_together<S>(p, shared, item, slab, rows, sums);
     STAMP(TOGETHER);
     return mine;
+  }
+
+  // The same where S::SWIFT, part by part, and stored.
+  INLINE void gather_parts(const Item& item, const Rows& rows, const float (&sums)[SUMS]) {
+    const Parts parts = parts_of<S>(p);
+    const int bytes = part_bytes_to_come<S>(p, item, parts.rank);
+    if (bytes > 0 && threadIdx.x == 128) {
+      barrier_expect(shared.received(), bytes);
+      barrier_arrive(shared.received());
+    }
+    // All programs are through with their tiles.
+    cluster_sync();
+    STAMP(CLUSTER);
+    if (parts.rank < item.shares) send_parts<S>(p, shared, parts, rows, sums);
+    STAMP(SENT);
+    if (bytes > 0) {
+      // Nobody ends, or takes the next item, before all that is sent here has arrived.
+      barrier_wait(shared.received(), parities & 1);
+      parities ^= 1;
+    }
+    STAMP(ARRIVED);
+    // All lanes have the same parts, which the compiler believes by the vote.
+#pragma unroll 1
+    for (int part = parts.own; __ballot_sync(0xffffffff, part < S::PARTS); part += p.cluster) {
+      Rows whole;
+      float all[16];
+      put_part_together<S>(p, shared, item, parts, part, rows, sums, whole, all);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const Finished done = this->finished(item, whole, row);
+        this->store_part(item, done, row, part, all, 0);
+        if (part == 0) this->store_lse(item, done);
+      }
+    }
+    STAMP(TOGETHER);
   }
 
   INLINE void run() {
@@ -290,19 +284,20 @@ struct Consumer {
       Rows rows;
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const int node = divided(packed(item, own_row(row)), p.group_inverse);
+        const int node = divided(this->packed(item, this->own_row(row)), p.group_inverse);
         rows.words[row] =
             node < item.count ? p.ancestors + (item.first + node) * p.words_row : nullptr;
         if (item.end > item.prefix && rows.words[row]) prefetch_line(rows.words[row]);
         rows.peak[row] = -INFINITY;
         rows.total[row] = 0.0f;
       }
-      load_queries(item);
+      if constexpr (S::SWIFT) take_queries(item, number); else load_queries(item);
       float sums[SUMS];
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) sums[i] = 0.0f;
       STAMP(QUERIES);
       if (item.begin < item.end) attend(item, rows, sums);
+      if (S::SWIFT) give_queries(item, number);
       STAMP(SUMS);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
@@ -311,34 +306,22 @@ struct Consumer {
       }
       bool mine = true;
       if (in_clusters(p)) {
-        mine = gathered(item, rows, sums);
+        if constexpr (S::SWIFT) {
+          gather_parts(item, rows, sums);
+          mine = false;
+        } else {
+          mine = gathered(item, rows, sums);
+        }
         // The next tiles come over what was read here.
         publish_shared();
         consumers_done<S::THREADS>();
       }
-      if (mine) store(item, rows, sums);
+      if (mine) this->store(item, rows, sums);
       __syncwarp();
       STAMP(STORED);
     }
     STAMP(NO_ITEM);
-    store_padding();
+    this->store_padding();
     STAMP(DEVICE_END);
-  }
-
-  // Rows behind the last request: zeros that see nothing.
-  INLINE void store_padding() const {
-    const int used = __ldg(p.cu_nodes + p.requests * p.cu_stride);
-    constexpr int PAIRS = S::DIM / 2;
-    for (int row = used + blockIdx.x; row < p.rows; row += gridDim.x) {
-      for (int i = threadIdx.x - 128; i < p.heads * PAIRS; i += 128 * S::CONSUMERS) {
-        const int64_t at = row * p.out_row + i / PAIRS * p.out_head + i % PAIRS * 2;
-        *reinterpret_cast<uint32_t*>(static_cast<char*>(p.out) + 2 * at) = 0;
-      }
-      if (p.lse != nullptr) {
-        for (int head = threadIdx.x - 128; head < p.heads; head += 128 * S::CONSUMERS) {
-          p.lse[row * p.lse_row + head * p.lse_head] = -INFINITY;
-        }
-      }
-    }
   }
 };

@@ -6,11 +6,13 @@
 
 constexpr int MOST_SHARES = 8;  // programs of a cluster
 
-// A kernel for one type, head dim and number of packed rows of a tile.
-template <int DIM_, int ROWS_>
+// A kernel for one type, head dim and number of packed rows of a tile. SWIFT: with a shorter way to
+// the first scores and from the last ones to the results (queries.cuh, spread.cuh, Lengths).
+template <int DIM_, int ROWS_, bool SWIFT_>
 struct Shape {
   static constexpr int DIM = DIM_;
   static constexpr int ROWS = ROWS_;
+  static constexpr bool SWIFT = SWIFT_;
   // 64 columns for small trees: two programs share a multiprocessor and hide each other's waits.
   static constexpr int COLUMNS = ROWS == 64 ? 64 : 128;
   static constexpr int PROGRAMS = ROWS == 64 ? 2 : 1;
@@ -24,7 +26,7 @@ struct Shape {
   static constexpr int Q_HALF_BYTES = 64 * 128;
   static constexpr int Q_GROUP_BYTES = HALVES * Q_HALF_BYTES;
   static constexpr int Q_BYTES = CONSUMERS * Q_GROUP_BYTES;
-  static constexpr int BARRIERS = 4 * STAGES + 1;
+  static constexpr int BARRIERS = 4 * STAGES + (SWIFT ? 3 : 1);
   static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGES * TILE_BYTES + 8 * BARRIERS;
   // Registers of a thread at the start, and after the warpgroups have traded.
   static constexpr int REGISTERS = 65536 / (PROGRAMS * THREADS) / 8 * 8;
@@ -35,8 +37,12 @@ struct Shape {
   // two rows. They arrive where keys and values were.
   static constexpr int SLABS = ROWS / 16;
   static constexpr int SLOT_BYTES = 64 * DIM + 512;
+  // Where SWIFT, parts of a slab instead, of 32 columns.
+  static constexpr int PARTS = DIM / 32;
+  static constexpr int PART_BYTES = 64 * 32 + 128;
   // A program puts every so many of the slabs together, and has a slot for each program.
   static_assert((SLABS + MOST_SHARES - 1) * SLOT_BYTES <= 2 * STAGES * TILE_BYTES, "");
+  static_assert((SLABS * PARTS + MOST_SHARES - 1) * PART_BYTES <= 2 * STAGES * TILE_BYTES, "");
   static_assert(
       PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS == (1 + CONSUMERS) * REGISTERS, "");
 };

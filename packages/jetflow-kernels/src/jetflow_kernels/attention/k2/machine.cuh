@@ -111,6 +111,14 @@ INLINE void admit_kernel_behind() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// A load that stays behind the wait for the kernel before: one through ``ld.global.nc``, as __ldg is,
+// was seen to be moved ahead of it, since nobody is supposed to write what it reads.
+INLINE int32_t load_here(const int32_t* at) {
+  int32_t value;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
 // Brings a line closer, for a load that follows.
 INLINE void prefetch_line(const void* at) { asm volatile("prefetch.global.L1 [%0];" ::"l"(at)); }
 

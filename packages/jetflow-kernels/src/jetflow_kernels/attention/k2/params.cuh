@@ -34,6 +34,7 @@ struct Params {
   uint32_t q_keep;   // and-ed to two values of q: 0 where the scale is 0
   uint32_t q_flip;   // then xor-ed: the sign of the scale
   float factor;      // of the scores, positive, in powers of two
+  int32_t q_nodes;   // whose queries one bulk copy brings, 64 / group; 0: threads load them
 #ifdef KERNEL_CLOCK
   uint64_t* stamps;  // [programs, PHASES]: see clock.cuh
 #endif

@@ -10,37 +10,8 @@
 //
 // Each of the four warps brings every fourth box of a tile and arrives once at the tile's barrier.
 #pragma once
+#include "queries.cuh"
 #include "worklist.cuh"
-
-// Where everything is in shared memory.
-template <class S>
-struct Storage {
-  uint32_t base;
-  INLINE uint32_t q(int group) const { return base + group * S::Q_GROUP_BYTES; }
-  INLINE uint32_t keys(int stage) const { return base + S::Q_BYTES + stage * S::TILE_BYTES; }
-  INLINE uint32_t values(int stage) const { return keys(S::STAGES + stage); }
-  // Where results of another program of the cluster arrive, and the barrier that says so.
-  INLINE uint32_t slot(int index) const { return keys(0) + index * S::SLOT_BYTES; }
-  INLINE uint32_t received() const { return barrier(4 * S::STAGES); }
-  INLINE uint32_t barrier(int index) const { return keys(2 * S::STAGES) + 8 * index; }
-  INLINE uint32_t keys_full(int stage) const { return barrier(stage); }
-  INLINE uint32_t keys_empty(int stage) const { return barrier(S::STAGES + stage); }
-  INLINE uint32_t values_full(int stage) const { return barrier(2 * S::STAGES + stage); }
-  INLINE uint32_t values_empty(int stage) const { return barrier(3 * S::STAGES + stage); }
-};
-
-// A place in the ring of tiles, and the parity of the phase that its barriers are in.
-template <class S>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  INLINE void advance() {
-    if (++stage == S::STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // Whether only the first half of the tile at ``start`` is brought and multiplied: the last tile of a
 // piece may have no more columns.
@@ -110,14 +81,18 @@ INLINE void copy_last_values(
 
 template <class S>
 INLINE void produce(
-    const Params& p, const TensorMap* keys, const TensorMap* values, Storage<S> shared) {
+    const Params& p, Lengths lone, const TensorMap* keys, const TensorMap* values,
+    const TensorMap* queries, Storage<S> shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
   Cursor cursor;
   Item item;
   Ring<S> ring;
-  for (int number = first_item(p); find_item<S>(p, cursor, number, item); number += item_step(p)) {
+  uint32_t read = 1;  // parity of the barrier that says that queries were read
+  int number = first_item(p);
+  for (; find_item_of<S>(p, lone, cursor, number, item); number += item_step(p)) {
     STAMP(PRODUCER_ITEM);
     const int32_t* table = p.page_table + item.request * p.table_request;
+    const int row = item.first + node_of<S>(p, item.tile);
     const int ragged = item.end & (p.box - 1);
     const int last_box = ragged != 0 ? item.end - ragged : -1;
     for (int start = item.begin; start < item.end; start += S::COLUMNS, ring.advance()) {
@@ -127,7 +102,11 @@ INLINE void produce(
       copy_boxes(p, keys, box, box.mine, shared.keys(ring.stage), shared.keys_full(ring.stage),
                  item.head);
       if (first_lane) barrier_arrive(shared.keys_full(ring.stage));
-      if (start == item.begin) STAMP(PRODUCER_COPIES);
+      if (start == item.begin) {
+        STAMP(PRODUCER_COPIES);
+        // Behind the first keys, for which consumers that are at the item before leave room.
+        if (S::SWIFT) next_queries<S>(p, queries, shared, row, item.head, number, read);
+      }
 
       barrier_wait(shared.values_empty(ring.stage), ring.parity ^ 1);
       copy_boxes(p, values, box, box.mine && box.first != last_box, shared.values(ring.stage),
@@ -145,5 +124,11 @@ INLINE void produce(
       cluster_sync();
       wait_for_consumers<S::THREADS>();
     }
+    if (S::SWIFT) {
+      read ^= are_brought(p, item, number);
+      lone = lone_lengths<S>(p);
+    }
   }
+  // Nobody ends while copies are under way, though no item needs them.
+  if (S::SWIFT && known_ahead(p, number)) barrier_wait(shared.queries_full(), 0);
 }

@@ -12,6 +12,9 @@
 // together (combine.cuh). It ends, or goes on to the next item, when what is sent to it has arrived
 // and was read.
 //
+// Where S::SWIFT, the same with a shorter start and end (queries.cuh, spread.cuh, lone_lengths());
+// not run on a card yet.
+//
 // Estimated time line of one program, cluster of 6, 64 rows behind 1024 (a tile and a half), 1.75
 // GHz, head dim 128; cycles from the start of the program. Build with KERNEL_CLOCK to see (clock.cuh).
 //      0  barriers made, maps prefetched, end of the kernel before awaited
@@ -33,8 +36,10 @@
 #pragma once
 #include "consumer.cuh"
 
+// ``queries`` is of q where S::SWIFT, and null elsewhere.
 template <class Element, class S>
-INLINE void run_program(const Params& p, const TensorMap* keys, const TensorMap* values) {
+INLINE void run_program(
+    const Params& p, const TensorMap* keys, const TensorMap* values, const TensorMap* queries) {
   STAMP(DEVICE_BEGIN);
   STAMP(BEGIN);
   STAMP(MULTIPROCESSOR);
@@ -53,18 +58,25 @@ INLINE void run_program(const Params& p, const TensorMap* keys, const TensorMap*
       barrier_init(shared.values_empty(stage), 4 * S::CONSUMERS);
     }
     barrier_init(shared.received(), 1);
+    if constexpr (S::SWIFT) {
+      prefetch_map(queries);
+      barrier_init(shared.queries_full(), 1);
+      barrier_init(shared.queries_empty(), 4 * S::CONSUMERS);
+    }
     barrier_init_done();
   }
   admit_kernel_behind();
   wait_for_kernel_before();
   STAMP(ADMITTED);
+  const Lengths lone = lone_lengths<S>(p);
+  if constexpr (S::SWIFT) ask_ahead<S>(p, queries, shared);
   // Pages are asked for when the lengths are known; a request alone has its first ones in this line.
   if (threadIdx.x == 32 && p.requests == 1) prefetch_line(p.page_table);
   __syncthreads();
 
   if (threadIdx.x < 128) {
     give_registers<S::PRODUCER_REGISTERS>();
-    produce<S>(p, keys, values, shared);
+    produce<S>(p, lone, keys, values, queries, shared);
   } else {
     take_registers<S::CONSUMER_REGISTERS>();
     Consumer<Element, S>(p, shared).run();

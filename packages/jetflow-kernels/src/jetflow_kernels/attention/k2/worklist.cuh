@@ -41,12 +41,33 @@ INLINE int rank_of(const Params& p) {
   return in_clusters(p) ? blockIdx.x - cluster_of(p) * p.cluster : 0;
 }
 
+// What device memory says of a request.
+struct Lengths {
+  int first = 0;  // row of q
+  int next = 0;   // and that of the request behind it
+  int prefix = 0;
+};
+
+INLINE Lengths lengths_at(const Params& p, int index) {
+  return {
+      __ldg(p.cu_nodes + index * p.cu_stride), __ldg(p.cu_nodes + (index + 1) * p.cu_stride),
+      __ldg(p.prefix_len + index * p.prefix_stride)};
+}
+
+// Those of a request alone in builds that are SWIFT, for the producer: asked for here, so that they
+// come while the program gets ready. Consumers wait for keys anyway and have no registers to spare.
 template <class S>
-INLINE Request request_at(const Params& p, int index) {
+INLINE Lengths lone_lengths(const Params& p) {
+  if (!S::SWIFT || p.requests != 1) return Lengths();
+  return {load_here(p.cu_nodes), load_here(p.cu_nodes + p.cu_stride), load_here(p.prefix_len)};
+}
+
+template <class S>
+INLINE Request request_of(const Params& p, const Lengths& lengths) {
   Request request;
-  request.first = __ldg(p.cu_nodes + index * p.cu_stride);
-  request.count = __ldg(p.cu_nodes + (index + 1) * p.cu_stride) - request.first;
-  request.prefix = __ldg(p.prefix_len + index * p.prefix_stride);
+  request.first = lengths.first;
+  request.count = lengths.next - lengths.first;
+  request.prefix = lengths.prefix;
   request.tiles = (request.count * p.group + S::ROWS - 1) / S::ROWS;
   if (p.cluster > 0) {
     request.chunk = share_length(request.prefix, request.count, p.cluster, p.cluster_inverse);
@@ -60,6 +81,11 @@ INLINE Request request_at(const Params& p, int index) {
 
 INLINE int items_of(const Params& p, const Request& request) {
   return request.pieces * request.tiles * p.kv_heads;
+}
+
+template <class S>
+INLINE Request request_at(const Params& p, int index) {
+  return request_of<S>(p, lengths_at(p, index));
 }
 
 // Item ``within`` of a request, whose partial results begin at ``place``. Heads are innermost, then
@@ -99,16 +125,20 @@ INLINE int running_sum(int value, int lane) {
   return value;
 }
 
+// Item ``number`` of a request alone; false past the last one.
+template <class S>
+INLINE bool lone_item(const Params& p, const Lengths& lengths, int number, Item& item) {
+  // Nothing to add up over lanes.
+  const Request request = request_of<S>(p, lengths);
+  if (number >= items_of(p, request)) return false;
+  describe(p, request, 0, number, 0, item);
+  return true;
+}
+
 // Finds item ``number``; false past the last one. All lanes of a warp together.
 template <class S>
 INLINE bool find_item(const Params& p, Cursor& cursor, int number, Item& item) {
-  if (p.requests == 1) {
-    // Nothing to add up over lanes.
-    const Request request = request_at<S>(p, 0);
-    if (number >= items_of(p, request)) return false;
-    describe(p, request, 0, number, 0, item);
-    return true;
-  }
+  if (p.requests == 1) return lone_item<S>(p, lengths_at(p, 0), number, item);
   const int lane = threadIdx.x % 32;
   for (; cursor.request < p.requests; cursor.request += 32) {
     const int mine = cursor.request + lane;
@@ -137,4 +167,12 @@ INLINE bool find_item(const Params& p, Cursor& cursor, int number, Item& item) {
 INLINE int first_item(const Params& p) { return in_clusters(p) ? cluster_of(p) : blockIdx.x; }
 INLINE int item_step(const Params& p) {
   return in_clusters(p) ? divided(gridDim.x, p.cluster_inverse) : gridDim.x;
+}
+
+// find_item() of the producer, which has lone_lengths().
+template <class S>
+INLINE bool find_item_of(
+    const Params& p, const Lengths& lone, Cursor& cursor, int number, Item& item) {
+  if (S::SWIFT && p.requests == 1) return lone_item<S>(p, lone, number, item);
+  return find_item<S>(p, cursor, number, item);
 }
