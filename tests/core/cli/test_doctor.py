@@ -108,6 +108,32 @@ def fresh(tiny_head_config: Callable[..., Any]) -> DraftHead:
     return DraftHead(tiny_head_config(target_layer_ids=(1, 2))).eval().requires_grad_(False)
 
 
+def test_a_pool_s_choice_among_candidates_is_no_wiring_fault(
+    tiny_folder: Path, tiny_head_config: Callable[..., Any]
+) -> None:
+    """In a head that has learnt nothing a pool puts other tokens first, which is no fault."""
+    torch.manual_seed(7)
+    head = DraftHead(
+        tiny_head_config(target_layer_ids=(1, 2), path_rank=4, path_context=True, candidate_pool=32)
+    )
+    assert head.path is not None
+    torch.nn.init.normal_(head.path.out.weight)
+    wirings = [right_wiring(head.config), *wrong_wirings(head.config)]
+    target = Target.load(tiny_folder, taps=layers_of(wirings), dtype=torch.float32)
+    prompts = [Engine(target, None).encode(text) for text in _TEXTS[:2]]
+    loaded = LoadedHead(head.eval().requires_grad_(False), HeadInfo(), Path("head"))
+    evidence = examine(target, loaded, prompts, new_tokens=_NEW_TOKENS)
+    assert evidence.deviation == 0.0
+    text = write_texts(target, prompts, _NEW_TOKENS)[0]
+    drafter = HeadDrafter(
+        head, target.embed_tokens, target.lm_head, num_slots=1, capacity=len(text.tokens)
+    )
+    pooled = drafter_best(drafter, text, (1, 2), 3)
+    own = replay_best(head, target.embed_tokens, target.lm_head, text, right_wiring(head.config), 3)
+    assert ((pooled != own) & (pooled >= 0)).any(), "the pool chose as the head alone would"
+    assert loaded.config.candidate_pool == 32
+
+
 def test_the_right_wiring_is_ok(trained: Trained) -> None:
     evidence = trained.examine(trained.loaded())
     assert evidence.deviation == 0.0

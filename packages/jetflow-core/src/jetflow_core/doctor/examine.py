@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from jetflow_core.engine import Engine, TreeOptions
 from jetflow_core.fit import check_fit
 from jetflow_core.head.checkpoint import LoadedHead, load_head
 from jetflow_core.head.drafter import HeadDrafter
+from jetflow_core.head.model import DraftHead
 from jetflow_core.reports.prompt_lookup import prompt_lookup_rounds
 from jetflow_core.sampling import SamplingParams
 from jetflow_core.session import CachedSession
@@ -163,7 +166,7 @@ def _deviation(
     head: LoadedHead, target: Target, texts: Sequence[TappedText], replayed: Sequence[Tensor]
 ) -> float:
     drafter = HeadDrafter(
-        head.head,
+        _without_pool(head.head),
         target.embed_tokens,
         target.lm_head,
         num_slots=1,
@@ -175,6 +178,17 @@ def _deviation(
         offered = drafted >= 0
         differing.append((drafted != best)[offered])
     return float(torch.cat(differing).float().mean())
+
+
+def _without_pool(head: DraftHead) -> DraftHead:
+    """The same head with each depth's own best tokens first, as in the replay.
+
+    A pool puts first what the drafted paths make likeliest. In a head that has learnt little that
+    is often another token, which says nothing of how the head is wired.
+    """
+    same = copy(head)
+    same.config = replace(head.config, candidate_pool=0)
+    return same
 
 
 def _agreement(name: str, texts: Sequence[TappedText], found: Sequence[Tensor]) -> Agreement:
