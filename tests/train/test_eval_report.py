@@ -307,25 +307,29 @@ def test_evaluation_in_training_walks_stored_answers(models: Path) -> None:
     target = load_target(models / "target", torch.device("cpu"), torch.float32)
     head = load_head(models / "a/head").head
     sets = {"math": [np.arange(1, 9), np.arange(5, 20)], "chat": [np.arange(40, 43)]}
-    made: Evaluate = StoredAnswerEvaluation.prepare(target, sets, budgets=(4, 16))
+    made: Evaluate = StoredAnswerEvaluation.prepare(
+        target, sets, budgets=(4, 16), temperatures=(0.0, 0.7)
+    )
     figures = made(head, 10)
     assert figures == made(head, 20)
-    tokens, rounds = 0, 0
-    for name, prompts in sets.items():
-        answers = answer_prompts(target, prompts)
-        found = evaluate(target, head, answers, {OWN: exact_policies((4, 16), 5)}).of(OWN)
-        for trees, policy in (("chain", "chain"), ("4", "tree-4"), ("16", "tree-16")):
-            assert figures[f"tau/{name}/{trees}"] == found[policy].tau >= 1
-        tokens, rounds = tokens + answers.tokens, rounds + found["tree-16"].rounds
-    assert figures["tau/all/16"] == tokens / rounds
-    assert len(figures) == 9
-    sampled = answer_prompts(target, sets["math"], temperature=1.0, max_new_tokens=4)
-    with pytest.raises(ValueError, match="the answers of math were sampled"):
-        StoredAnswerEvaluation(target, {"math": sampled})
+    for temperature, of in ((0.0, ""), (0.7, " at 0.7")):
+        tokens, rounds = 0, 0
+        for name, prompts in sets.items():
+            answers = answer_prompts(target, prompts, temperature=temperature)
+            found = evaluate(target, head, answers, {OWN: exact_policies((4, 16), 5)}).of(OWN)
+            for trees, policy in (("chain", "chain"), ("4", "tree-4"), ("16", "tree-16")):
+                assert figures[f"tau/{name}{of}/{trees}"] == found[policy].tau >= 1
+            tokens, rounds = tokens + answers.tokens, rounds + found["tree-16"].rounds
+        assert figures[f"tau/all{of}/16"] == tokens / rounds
+    assert len(figures) == 18
     with pytest.raises(ValueError, match="budgets"):
-        StoredAnswerEvaluation(target, {"math": answers}, budgets=(0,))
-    with pytest.raises(ValueError, match="at least one set"):
-        StoredAnswerEvaluation(target, {})
+        StoredAnswerEvaluation(target, {"math": [answers]}, budgets=(0,))
+    greedy = answer_prompts(target, sets["chat"])
+    with pytest.raises(ValueError, match=r"different temperatures: \[\(0.0,\), \(0.7,\)\]"):
+        StoredAnswerEvaluation(target, {"math": [answers], "chat": [greedy]})
+    for none in ({}, {"math": []}):
+        with pytest.raises(ValueError, match="at least one set"):
+            StoredAnswerEvaluation(target, none)
 
 
 @pytest.mark.slow
@@ -339,16 +343,26 @@ def test_a_runs_own_figures_are_pooled(models: Path) -> None:
     head = load_head(models / "a/head").head
     sets = {"one": [np.arange(1, 9)], "two": [np.arange(5, 20), np.arange(30, 33)]}
     told: list[str] = []
-    results = evaluate_sets(target, head, sets, told.append)
+    # Greedy ones are there whether they are asked for or not.
+    results = evaluate_sets(target, head, sets, told.append, temperatures=(0.7,))
     assert told[0] == "the target's answers are decoded with masked attention on cpu"
-    assert [len(told), told[1].startswith("one path: chain ")] == [7, True]
-    for name, prompts in sets.items():
-        assert results[name]["prompts"] == len(prompts)
+    assert [len(told), told[1].startswith("one path: chain ")] == [13, True]
+    assert told[6].startswith("one at 0.7 prompt lookup: ")
+    assert list(results) == ["one", "one at 0.7", "two", "two at 0.7"]
+    for name, each in results.items():
+        assert each["prompts"] == len(sets[name.removesuffix(" at 0.7")])
+        assert each["temperature"] == (0.7 if name.endswith("0.7") else 0.0)
+        assert each["prompt_lookup"]["tau"] >= 1 >= each["loop_share"] >= 0
         for kind in ("path", "marginal"):
-            found = results[name][kind]
+            found = each[kind]
             assert list(found["tau"]) == ["chain", "16", "64", "256"]
-            assert found["walks"]["16"]["tokens"] == results[name]["tokens"]
             assert found["tau_without_loops"]["chain"] >= 1
+            for trees, walked in found["walks"].items():
+                assert walked["tokens"] == each["tokens"]
+                depths, ranks = found["accepted_by_depth"][trees], found["accepted_by_rank"][trees]
+                assert depths["reached"] == sorted(depths["reached"], reverse=True)
+                accepted = walked["tokens"] - walked["rounds"]
+                assert sum(depths["accepted"]) == sum(ranks) == accepted
     right = sum(results[name]["path"]["top1_right"][0] for name in sets)
     places = sum(results[name]["path"]["top1_places"][0] for name in sets)
     assert pooled_top1(results)[0] == round(right / places, 4)

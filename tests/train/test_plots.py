@@ -12,9 +12,13 @@ from jetflow_train.sinks.jsonl import JsonLines
 
 ENTRIES = [
     {"step": 25, "kind": "steps", "base_loss": 3.0, "path_loss": 2.5, "grad_norm": None},
-    {"step": 30, "kind": "evaluation", "values": {"tau/math/64": 2.0, "tau/all/chain": 1.5}},
+    {"step": 30, "kind": "evaluation", "values": {"tau/math/64": 2.0, "tau/all at 0.7/chain": 1.5}},
     {"step": 50, "kind": "steps", "base_loss": 2.0, "path_loss": 1.5, "grad_norm": 0.5},
-    {"step": 60, "kind": "evaluation", "values": {"tau/math/64": 3.0, "tau/all/chain": 1.75}},
+    {
+        "step": 60,
+        "kind": "evaluation",
+        "values": {"tau/math/64": 3.0, "tau/all at 0.7/chain": 1.75},
+    },
 ]
 
 
@@ -22,8 +26,8 @@ def test_lines_are_those_of_the_metrics() -> None:
     names = {"base_loss": "base", "grad_norm": "norm", "none": "none"}
     assert named_lines(ENTRIES, names) == {"base": ([25, 50], [3.0, 2.0]), "norm": ([50], [0.5])}
     assert tau_lines(ENTRIES) == {
-        "math 64": ([30, 60], [2.0, 3.0]),
-        "all chain": ([30, 60], [1.5, 1.75]),
+        "math, 64": ([30, 60], [2.0, 3.0]),
+        "all at 0.7, chain": ([30, 60], [1.5, 1.75]),
     }
     # A head without a path term has a path loss of nothing but zeros.
     assert named_lines([{"step": 1, "path_loss": 0.0}], {"path_loss": "p"}) == {}

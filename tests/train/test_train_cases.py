@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from jetflow_core.engine import Engine
+from jetflow_train.corpus_text import thinking_in
 from jetflow_train.loss import LossRows, chunk_losses, chunked_losses
 from jetflow_train.objectives import OBJECTIVES, Objective, ObjectiveName
 from jetflow_train.packing import build_batch, depth_weights, pack
 from jetflow_train.prompts import load_prompts
 from jetflow_train.schedule import Horizon
-from jetflow_train.shards import Corpus
+from jetflow_train.shards import Corpus, write_manifest
 from jetflow_train.step import StepLosses
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -92,6 +93,36 @@ def test_prompts_of_training_are_those_of_generation(tokenizer_folder: Path) -> 
     changed = load_prompts(tokenizer_folder, [tokenizer_folder.parent / "p.jsonl"])
     # The manifest keeps this: data of another template is neither gone on with nor mixed up.
     assert changed.provenance["chat_template_sha256"] != before
+
+
+def test_the_thinking_mode_is_recorded_and_held_to(tokenizer_folder: Path) -> None:
+    from jetflow_core.loading import load_tokenizer
+
+    files = [tokenizer_folder.parent / "p.jsonl"]
+    engine: Any = SimpleNamespace(
+        target=SimpleNamespace(tokenizer=load_tokenizer(tokenizer_folder))
+    )
+    for thinking, told in ((None, True), (True, True), (False, False)):
+        found = load_prompts(tokenizer_folder, files, thinking=thinking)
+        assert found.provenance["thinking"] is told
+        assert tuple(found.tokens[0].tolist()) == Engine.encode(
+            engine, "what is two ?", thinking=thinking
+        )
+    plain = TEMPLATE.replace("enable_thinking", "other_switch")
+    (tokenizer_folder / "chat_template.jinja").write_text(plain)
+    assert "thinking" not in load_prompts(tokenizer_folder, files).provenance
+    with pytest.raises(ValueError, match="--thinking off: the target's chat template has no"):
+        load_prompts(tokenizer_folder, files, thinking=False)
+
+
+def test_the_mode_of_a_head_is_that_of_all_its_data(tmp_path: Path) -> None:
+    for name, told in (("on", {"thinking": True}), ("off", {"thinking": False}), ("none", {})):
+        (tmp_path / name).mkdir()
+        write_manifest(tmp_path / name, {"target": {}, "shards": [], "prompts": told})
+    on, off, none = (tmp_path / name for name in ("on", "off", "none"))
+    assert thinking_in([on]) is thinking_in([on, on]) is True
+    assert thinking_in([off]) is False
+    assert thinking_in([on, off]) is thinking_in([none]) is thinking_in([off, none]) is None
 
 
 def test_a_resumed_run_keeps_rates_data_and_moments(

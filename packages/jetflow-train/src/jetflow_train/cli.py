@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from jetflow_core.cli import run_app
 from jetflow_core.commands.numbers import REAL, Positive, Real, Seed, whole
 from jetflow_core.commands.registry import new_app
+from jetflow_core.thinking import thinking_of
 
 from jetflow_train import cli_ablate, cli_calibrate, cli_data, cli_eval
 from jetflow_train.settings import RUN, TrainSettings
@@ -34,6 +35,7 @@ def regenerate(
     max_seconds: Real | None = None,
     compile: bool | None = None,
     seed: Seed = 0,
+    thinking: Literal["on", "off"] | None = None,
     server: str | None = None,
     model: str | None = None,
     config: Path | None = None,
@@ -55,6 +57,8 @@ def regenerate(
         max_seconds: Start no further shard after this time.
         compile: Fuse small operations with torch.compile; by default on a GPU.
         seed: Of order and sampling.
+        thinking: Whether the chat template lets the target think aloud; as the template has it if
+            left out.
         server: URL of a running vLLM server that holds the target and answers in its place.
         model: The server's name for the target; its only model if left out.
         config: TOML file with these options; what stands on the command line wins.
@@ -82,6 +86,7 @@ def regenerate(
         out,
         how,
         limit=limit,
+        thinking=thinking_of(thinking),
         max_seconds=max_seconds,
         compiled=compile,
         server=where,

@@ -16,7 +16,7 @@ import numpy as np
 from jetflow_core.reports.prompt_files import read_prompt_file
 from numpy.typing import NDArray
 
-from jetflow_train.prompts import load_prompts
+from jetflow_train.prompts import THINKING, load_prompts
 from jetflow_train.shards import (
     Corpus,
     check_same,
@@ -59,6 +59,16 @@ def foreign_folders(folders: Sequence[Path]) -> list[Path]:
     """
     found = [(folder, read_manifest(folder) or {}) for folder in folders]
     return [folder for folder, manifest in found if manifest.get(ORIGIN, TARGET) != TARGET]
+
+
+def thinking_in(folders: Sequence[Path]) -> bool | None:
+    """Whether the target was let think aloud in the data; None: not known, or both.
+
+    Raises:
+        DataMismatchError: a manifest cannot be read.
+    """
+    found = {(read_manifest(folder) or {}).get("prompts", {}).get(THINKING) for folder in folders}
+    return found.pop() if len(found) == 1 else None
 
 
 def read_answers(file: Path, limit: int | None = None) -> list[str]:

@@ -30,7 +30,7 @@ def plot_run(run: Path, path: Path) -> Path:
     pictures = {
         "loss": named_lines(entries, _LOSSES),
         "norm of the gradient": named_lines(entries, _NORM),
-        "tokens per round, greedy": tau_lines(entries),
+        "tokens per round": tau_lines(entries),
     }
     drawn = {title: lines for title, lines in pictures.items() if lines}
     if not drawn:
@@ -55,14 +55,14 @@ def named_lines(entries: Sequence[Mapping[str, Any]], names: Mapping[str, str]) 
 
 
 def tau_lines(entries: Sequence[Mapping[str, Any]]) -> Lines:
-    """Tau of evaluations by set and kind of tree, such as ``math 64``."""
+    """Tau of evaluations by set and kind of tree, such as ``math, 64``."""
     points: dict[str, list[tuple[int, float]]] = {}
     for entry in entries:
         values = entry.get("values")
         for name, value in numbers(values if isinstance(values, Mapping) else {}).items():
             kind, _, shown = name.partition("/")
             if kind == "tau":
-                points.setdefault(shown.replace("/", " "), []).append((entry["step"], value))
+                points.setdefault(shown.replace("/", ", "), []).append((entry["step"], value))
     return _lines(points)
 
 

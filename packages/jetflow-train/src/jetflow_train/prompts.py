@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from jetflow_train.files import sha256_file
 
+THINKING = "thinking"
+"""Key of the provenance: whether the target was let think; absent where it has no such modes."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptSet:
@@ -53,33 +56,36 @@ def check_names(names: Sequence[str], what: str) -> None:
             raise ValueError(f"two {what} are called {name!r}; rename one of the files")
 
 
-def load_prompts(target: Path, files: Sequence[Path], limit: int | None = None) -> PromptSet:
+def load_prompts(
+    target: Path, files: Sequence[Path], limit: int | None = None, thinking: bool | None = None
+) -> PromptSet:
     """Prompts of ``files`` as the target's chat template renders them.
 
     Args:
         target: folder of the target, with its tokenizer and chat template.
         files: JSONL files with the key ``prompt``.
         limit: prompts taken from each file; None: all.
+        thinking: whether the target is to think; None: as its template has it.
 
     Raises:
-        ValueError: see ``read_prompts``; or two files have one name.
+        ValueError: see ``read_prompts``; or two files have one name, or ``thinking`` is given and
+            the template has no such switch.
         TargetLoadError: the tokenizer cannot be loaded.
     """
     prompts = read_prompts(files, limit)
     # Data and provenance tell files apart by their names.
     check_names([path.name for path in files], "prompt files")
     from jetflow_core.loading import load_tokenizer
+    from jetflow_core.thinking import mode, render
 
     tokenizer = load_tokenizer(target)
     template = tokenizer.chat_template
     if not template:
         raise ValueError(f"{target} has no chat template")
     texts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-        )
-        for prompt in prompts
+        render(tokenizer, [{"role": "user", "content": prompt}], thinking) for prompt in prompts
     ]
+    used = mode(tokenizer, thinking)
     # The template has already written the special tokens.
     rows = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
     return PromptSet(
@@ -88,5 +94,6 @@ def load_prompts(target: Path, files: Sequence[Path], limit: int | None = None) 
             "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
             "files": {path.name: sha256_file(path) for path in files},
             "limit_per_file": limit,
+            **({} if used is None else {THINKING: used}),
         },
     )

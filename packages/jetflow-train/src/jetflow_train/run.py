@@ -12,7 +12,7 @@ from jetflow_core.head.model import DraftHead
 from jetflow_core.offline import RowBackend
 
 from jetflow_train.answer_server import AnswerServer
-from jetflow_train.corpus_text import foreign_folders
+from jetflow_train.corpus_text import foreign_folders, thinking_in
 from jetflow_train.distributed import World
 from jetflow_train.estimate import estimate, size
 from jetflow_train.evaluation.after_training import evaluate_sets, pooled_top1
@@ -61,6 +61,7 @@ def run_regenerate(
     config: RegenerateConfig,
     *,
     limit: int | None = None,
+    thinking: bool | None = None,
     max_seconds: float | None = None,
     compiled: bool | None = None,
     backend: RowBackend | None = None,
@@ -70,10 +71,10 @@ def run_regenerate(
     """Answer the prompts of files into a data folder; its manifest comes back.
 
     ``compiled`` None means: on a GPU; ``backend`` None: the attention installed for the device;
-    ``server`` None: the target answers in this process.
+    ``server`` None: the target answers in this process; ``thinking``: as in ``load_prompts``.
     """
     check_folder(out)
-    prompts = load_prompts(target_dir, prompt_files, limit)
+    prompts = load_prompts(target_dir, prompt_files, limit, thinking)
     report(f"{len(prompts.tokens):,} prompts x {len(config.temperatures)} temperatures")
     target = open_target(target_dir)
     return regenerate(
@@ -118,7 +119,8 @@ def run_train(
     target_dir = _check(settings, world)
     # Before hours of training, not after them.
     sets = named_sets(settings.eval_prompts)
-    prompts = load_eval_sets(target_dir, sets, settings.eval_limit)
+    thinking = thinking_in(settings.data)
+    prompts = load_eval_sets(target_dir, sets, settings.eval_limit, thinking)
     target = target or open_target(target_dir, in_host_memory=settings.shard == "all")
     corpus = load_corpus(settings.data, target.fingerprint)
     say(f"{len(corpus):,} sequences, {len(corpus.tokens):,} tokens")
@@ -172,6 +174,7 @@ def run_train(
             target=target_dir.name,
             tokenizer_sha256=tokenizer,
             top1_by_depth=pooled_top1(results),
+            thinking=thinking,
             provenance=write_result(settings, target, start, progress, results),
         )
         for name, eight_bit in (("head", False), ("head-8bit", True)):
@@ -181,7 +184,8 @@ def run_train(
     store({})
     if prompts:
         with Walkers(available_cpus() if target.device.type == "cuda" else 1) as walkers:
-            store(evaluate_sets(target, whole, prompts, say, walkers))
+            asked = settings.eval_temperatures
+            store(evaluate_sets(target, whole, prompts, say, walkers, asked))
     return out / "head"
 
 
@@ -282,7 +286,10 @@ def _evaluation(
     def evaluate(head: DraftHead, step: int) -> Mapping[str, float]:
         # Only now: a short run never asks, and answers take a while.
         if not prepared:
-            prepared.append(StoredAnswerEvaluation.prepare(target, prompts, report=say))
+            asked = settings.eval_temperatures
+            prepared.append(
+                StoredAnswerEvaluation.prepare(target, prompts, temperatures=asked, report=say)
+            )
         return prepared[0](head, step)
 
     return evaluate

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from jetflow_core.commands.numbers import Positive, Real, Seed, whole
+from jetflow_core.commands.numbers import REAL, Positive, Real, Seed, whole
 from jetflow_core.commands.settings_file import OneOf
 
-from jetflow_train.prompts import named_sets
+from jetflow_train.prompts import check_names, named_sets
 from jetflow_train.sinks.choose import TrackerName, check_trackers
+from jetflow_train.temperatures import answers_name, check_temperatures, with_greedy
 
 if TYPE_CHECKING:
     from jetflow_core.head.config import HeadConfig
@@ -64,6 +65,8 @@ class TrainSettings:
     """JSONL prompt files, each its own held-out set."""
     eval_limit: Annotated[Positive, Parameter(group=RUN)] = 128
     """Prompts taken from each of them."""
+    eval_temperatures: Annotated[tuple[float, ...], REAL, _MANY] = (0.0, 0.7)
+    """Of the answers; default 0 (greedy, which the end of a run always evaluates) and 0.7."""
     eval_seconds: Annotated[Real, Parameter(group=RUN)] = 120.0
     """Seconds of training between two evaluations on them; 0 evaluates at the end alone."""
     track: Annotated[tuple[TrackerName, ...], _MANY] = ()
@@ -157,8 +160,13 @@ class TrainSettings:
         self._check_prefix_fill()
         if self.dry_run and self.resume:
             raise ValueError("--dry-run starts nothing that --resume could go on with")
-        named_sets(self.eval_prompts)
+        self._check_evaluations()
         check_trackers(self.track)
+
+    def _check_evaluations(self) -> None:
+        check_temperatures(self.eval_temperatures, "eval-temperature")
+        sets, asked = named_sets(self.eval_prompts), with_greedy(self.eval_temperatures)
+        check_names([answers_name(name, each) for name in sets for each in asked], "evaluations")
 
     def _check_prefix_fill(self) -> None:
         if not 0 <= self.prefix_fill < 1:

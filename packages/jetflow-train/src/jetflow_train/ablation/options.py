@@ -27,6 +27,7 @@ _OF_THE_STUDY = {
     "start-head": 'give the variant start = "NAME"',
     "eval-prompts": "give them in [eval]",
     "eval-limit": "give the limit in [eval]",
+    "eval-temperatures": "give the temperatures in [eval]",
     "eval-seconds": "heads are measured after their training",
     "shard": "a run of a study has one process",
 }

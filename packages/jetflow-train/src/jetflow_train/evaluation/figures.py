@@ -63,13 +63,14 @@ def head_figures(
     for walked in found.walked:
         beside = first.get(walked.policy.name) if first is not None else None
         rows.append(
-            {"head": name, **_row(walked, answers)}
+            {"head": name, **walked_figures(walked, answers)}
             | {"ratio_to_first": None if beside is None else _ratio(walked, beside)}
         )
     return rows
 
 
-def _row(walked: Walked, answers: Answers) -> dict[str, Any]:
+def walked_figures(walked: Walked, answers: Answers) -> dict[str, Any]:
+    """What one policy does on ``answers``, ready for JSON."""
     sizes = [walk.sizes for walk in walked.walks]
     stats = AcceptanceStats()
     for walk in walked.walks:

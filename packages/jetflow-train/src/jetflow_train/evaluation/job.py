@@ -179,7 +179,9 @@ def check_second_pass(folders: Sequence[Path]) -> None:
 
 def _sets(settings: EvalSettings, folder: Path) -> list[HeldOut]:
     longest = longest_prompt(positions(load_config(folder)), settings.max_new_tokens)
-    return held_out_sets(folder, named_sets(settings.prompts), settings.limit, longest)
+    # As the first head's texts were written: the other heads are held against it.
+    thinking = read_config(settings.heads[0])[1].thinking
+    return held_out_sets(folder, named_sets(settings.prompts), settings.limit, longest, thinking)
 
 
 def _set(

@@ -37,15 +37,18 @@ def held_out_sets(
     eval_sets: Mapping[str, Sequence[Path]],
     limit: int,
     longest: int = LONGEST_PROMPT,
+    thinking: bool | None = None,
 ) -> list[HeldOut]:
     """The prompts of each set, the first ``limit`` of a file, without those above ``longest``.
+
+    ``thinking``: as in ``load_prompts``.
 
     Raises:
         ValueError: a file cannot be read, or a set holds no prompt that is short enough.
     """
     found = []
     for name, files in eval_sets.items():
-        loaded = load_prompts(target_dir, files, limit)
+        loaded = load_prompts(target_dir, files, limit, thinking)
         kept = [tokens for tokens in loaded.tokens if len(tokens) <= longest]
         if not kept:
             raise ValueError(
@@ -74,9 +77,14 @@ def longest_prompt(positions: int, max_new_tokens: int) -> int:
 
 
 def load_eval_sets(
-    target_dir: Path, eval_sets: Mapping[str, Sequence[Path]], limit: int
+    target_dir: Path,
+    eval_sets: Mapping[str, Sequence[Path]],
+    limit: int,
+    thinking: bool | None = None,
 ) -> EvalSets:
     """Token ids of the prompts of each set whose answers fit into the target's positions.
+
+    ``thinking``: as in ``load_prompts``.
 
     Raises:
         ValueError: see ``held_out_sets`` and ``longest_prompt``.
@@ -87,4 +95,5 @@ def load_eval_sets(
         # A bad file is told before anything of the target is looked for.
         read_prompts(files, limit)
     longest = longest_prompt(positions(load_config(target_dir)), MAX_NEW_TOKENS)
-    return {one.name: one.prompts for one in held_out_sets(target_dir, eval_sets, limit, longest)}
+    found = held_out_sets(target_dir, eval_sets, limit, longest, thinking)
+    return {one.name: one.prompts for one in found}
