@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from jetflow_core.doctor.verdict import Agreement, Evidence, judge
@@ -99,6 +101,15 @@ def test_one_lucky_text_proves_nothing() -> None:
         Evidence(right=right, wrong=(lucky,), stored=(), deviation=0.0, rounding=0.15, copying=1.2)
     )
     assert found.kind == "weak head"
+
+
+def test_a_wiring_under_which_less_is_drafted_than_copied_proves_nothing() -> None:
+    """Texts that go round in circles reward whatever repeats their last token."""
+    found = _evidence([0.0] * 6, [0.33, 0.33, 0.33, 0.3, 0.3, 0.3])
+    assert judge(found).kind == "wiring fault"
+    verdict = judge(replace(found, copying=4.4))
+    assert verdict.kind == "weak head"
+    assert "copying from the text itself gives 4.40" in verdict.reasons[0]
 
 
 def _by_hand(rows: list[list[int]]) -> NDArray[np.bool_]:

@@ -92,7 +92,7 @@ def new_head(
     if init == "target" and config.num_layers > target.shape.num_layers:
         raise ValueError(
             f"num_layers {config.num_layers} exceeds the target's {target.shape.num_layers}, from "
-            "whose layers the head's would begin: --init random does without"
+            "whose layers the head's would begin: fewer --layers, or --init random"
         )
     generator = torch.Generator().manual_seed(seed)
     head = DraftHead(config)

@@ -130,13 +130,14 @@ def _better_wirings(evidence: Evidence) -> tuple[str, ...]:
         f"the head agrees better with the target under a wiring that should be wrong: "
         f"{other.name} {other.share:.3f}, {right.name} {right.share:.3f}"
         for other in sorted(evidence.wrong, key=lambda wiring: -wiring.share)
-        if _is_better(other, right)
+        if _is_better(other, right, max(_FEWEST_TOKENS, evidence.copying))
     )
 
 
-def _is_better(other: Agreement, right: Agreement) -> bool:
-    # Of many wirings one is always the luckiest, but it does not make an untrained head draft.
-    if other.chain < _FEWEST_TOKENS:
+def _is_better(other: Agreement, right: Agreement, needed: float) -> bool:
+    # Of many wirings one is always the luckiest, but it does not make an untrained head draft; nor
+    # does one under which the head repeats a token of a text that goes round in circles.
+    if other.chain < needed:
         return False
     gains = other.gains_over(right)
     every = np.concatenate(gains)
