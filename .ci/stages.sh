@@ -14,29 +14,6 @@ stage() {
     printf '== %s: %d s\n' "$name" "$((SECONDS - start))"
 }
 
-# Starts a command beside the stages that follow, most of which leave a core idle.
-beside() {
-    # A group of its own: what it starts in turn ends with it.
-    setsid "$@" >"$work/beside" 2>&1 &
-    beside=$!
-}
-
-# Waits for it, and fails where it did.
-joined() {
-    local code=0
-    wait "$beside" || code=$?
-    beside=
-    cat "$work/beside"
-    return "$code"
-}
-
-# Ends what still runs beside, and leaves no temporary file.
-clean_up() {
-    [[ -z ${beside:-} ]] || kill -- "-$beside" 2>/dev/null || true
-    wait
-    rm -rf "$work"
-}
-
 # A private environment, since the pip of many systems may not install anything.
 ensure_uv() {
     if ! command -v uv >/dev/null; then
